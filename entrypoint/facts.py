@@ -1,0 +1,71 @@
+"""What was seen on this machine. Facts hold no advice; None means "the machine does not say", never a guess."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device as NVML lists it, before CUDA_VISIBLE_DEVICES."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int | None
+    mig: tuple[str, ...] = ()  # UUIDs of its MIG instances; empty: MIG is off
+    fabric_state: str | None = None  # "completed", "in progress", "not started", "not supported"; None: not said
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A kernel network name with its addresses."""
+
+    name: str
+    addresses: tuple[str, ...]  # with prefix length: "10.65.0.2/24", "fe80::1/64"
+    up: bool  # IFF_UP and IFF_RUNNING
+    mtu: int | None
+    mbit_per_second: int | None  # None: not said (virtio, veth, bridges, loopback)
+    kind: str  # "loopback", "physical", "bond", "bridge", "veth", "vlan", "tunnel", "infiniband", "virtual", "unknown"
+    master: str | None = None  # the bond or bridge that it belongs to
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    device: str  # mlx5_0
+    port: int
+    active: bool
+    gbit_per_second: float | None
+    link_layer: str | None  # "InfiniBand" or "Ethernet"
+    interface: str | None  # its network interface, where sysfs names one
+    usable: bool  # its uverbs device can be opened read-write here
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    path: str
+    exists: bool
+    mounted: bool | None  # a mount point of its own, not a folder of the root file system
+    filesystem: str | None  # "nfs4", "ext4", "overlay" …
+    writable: bool | None
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    hostname: str
+    hostname_addresses: tuple[str, ...]  # what this machine's own name resolves to; empty: it does not
+    container: str | None  # "docker", "podman", "kubernetes", "lxc" …; None: none was seen
+    cpus: int  # cores that this process may run on (affinity)
+    cpu_quota: float | None  # cores that the cgroup allows; None: no limit or not said
+    memory_bytes: int | None  # the smaller of the machine's and the cgroup's
+    gpus: tuple[Gpu, ...] | None  # None: NVML could not be asked although a driver seems to be there
+    driver_version: str | None
+    driver_cuda: str | None  # newest CUDA that the driver speaks: "13.0"
+    interfaces: tuple[Interface, ...]
+    rdma: tuple[RdmaPort, ...]
+    routes: tuple[tuple[str, str], ...]  # (address asked for, own source address toward it)
+    shm_bytes: int | None
+    memlock_bytes: int | None  # None: unlimited
+    stack_bytes: int | None  # None: unlimited
+    open_files: int | None  # None: unlimited
+    volume: Volume
