@@ -11,8 +11,10 @@ class Gpu:
     uuid: str
     name: str
     memory_bytes: int | None
-    mig: tuple[str, ...] = ()  # UUIDs of its MIG instances; empty: MIG is off
-    fabric_state: str | None = None  # "completed", "in progress", "not started", "not supported"; None: not said
+    mig: tuple[str, ...] = ()  # UUIDs of its MIG instances
+    fabric_state: str | None = None  # "completed", "failed", "in progress", "not started", "not supported"
+    mig_enabled: bool | None = None  # True with an empty `mig`: CUDA finds nothing to run on; None: it has no MIG
+    error: str | None = None  # NVML's words for a device that does not answer ("GPU is lost"), without uuid and name
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,15 @@ class Interface:
     addresses: tuple[str, ...]  # with prefix length: "10.65.0.2/24", "fe80::1/64"
     up: bool  # IFF_UP and IFF_RUNNING
     mtu: int | None
-    mbit_per_second: int | None  # None: not said (virtio, veth, bridges, loopback)
+    mbit_per_second: int | None  # None: not said (virtio, veth, bridges, tunnels, loopback)
     kind: str  # "loopback", "physical", "bond", "bridge", "veth", "vlan", "tunnel", "infiniband", "virtual", "unknown"
     master: str | None = None  # the bond or bridge that it belongs to
 
 
 @dataclass(frozen=True, slots=True)
 class RdmaPort:
+    """One port of an HCA."""
+
     device: str  # mlx5_0
     port: int
     active: bool
@@ -41,19 +45,23 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
+    """The folder that should outlive this machine."""
+
     path: str
-    exists: bool
-    mounted: bool | None  # a mount point of its own, not a folder of the root file system
+    exists: bool | None  # None: no answer in time, as from a hard mount whose server is gone
+    mounted: bool | None  # lies on a mount other than the root file system's
     filesystem: str | None  # "nfs4", "ext4", "overlay" …
-    writable: bool | None
+    writable: bool | None  # by permission and mount flags; nothing was written to find out
     total_bytes: int | None
-    free_bytes: int | None
+    free_bytes: int | None  # for an unprivileged writer
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
+    """Everything that was seen, in one value."""
+
     hostname: str
-    hostname_addresses: tuple[str, ...]  # what this machine's own name resolves to; empty: it does not
+    hostname_addresses: tuple[str, ...] | None  # empty: its name resolves to nothing; None: no answer in 0.1 s
     container: str | None  # "docker", "podman", "kubernetes", "lxc" …; None: none was seen
     cpus: int  # cores that this process may run on (affinity)
     cpu_quota: float | None  # cores that the cgroup allows; None: no limit or not said
@@ -61,11 +69,11 @@ class Facts:
     gpus: tuple[Gpu, ...] | None  # None: NVML could not be asked although a driver seems to be there
     driver_version: str | None
     driver_cuda: str | None  # newest CUDA that the driver speaks: "13.0"
-    interfaces: tuple[Interface, ...]
+    interfaces: tuple[Interface, ...]  # in the kernel's order
     rdma: tuple[RdmaPort, ...]
     routes: tuple[tuple[str, str], ...]  # (address asked for, own source address toward it)
-    shm_bytes: int | None
-    memlock_bytes: int | None  # None: unlimited
-    stack_bytes: int | None  # None: unlimited
-    open_files: int | None  # None: unlimited
+    shm_bytes: int | None  # the smaller of /dev/shm and the cgroup's memory limit, which its pages count against
+    memlock_bytes: int | None  # soft limit; None: unlimited
+    stack_bytes: int | None  # soft limit; None: unlimited
+    open_files: int | None  # soft limit; None: unlimited
     volume: Volume
