@@ -24,8 +24,8 @@ _CONTAINER_CGROUPS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker
 def probe(volume: Path, *, targets: Sequence[str] = (), machine: Machine = THIS_MACHINE) -> Facts:
     """Everything that can be seen here: of `volume`, and of the routes to `targets`, numeric addresses of other nodes.
 
-    Takes about 0.1 s without a GPU. Each of two things that can be slow has a limit of its own: a name server 0.1 s, a
-    volume's server 2 s.
+    Takes some milliseconds where everything answers. What may be slow has a limit: a name server 0.1 s, the volume's
+    server 2 s, NVML 60 s.
     """
     files = machine.files
     mounts = read_mounts(files)

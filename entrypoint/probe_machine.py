@@ -10,7 +10,8 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ Answer = TypeVar("Answer")
 
 RESOLVE_SECONDS = 0.1
 DIRECTORY_SECONDS = 2.0  # a healthy server answers in milliseconds, a first automount takes about a second
+NVML_SECONDS = 60.0  # without the persistence daemon every GPU is first woken up; a broken one may never answer
 _FILE_BYTES = 1 << 20  # mountinfo of a busy Kubernetes node has some 100 KB; nothing else comes near
 _SIOCETHTOOL, _ETHTOOL_GDRVINFO = 0x8946, 3  # linux/sockios.h, linux/ethtool.h
 _DISCARD_PORT = 9  # connecting a UDP socket sends nothing, so any port will do
@@ -93,7 +95,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Everything that probe may ask; a replayed one answers from a folder. No call raises or waits for long."""
+    """Everything that probe may ask; a replayed one answers from a folder. No call raises or waits for ever."""
 
     files: Files
     hostname: Callable[[], str]
@@ -179,11 +181,7 @@ def _links() -> tuple[Link, ...]:
             Link(
                 index=index,
                 name=name,
-                addresses=tuple(
-                    _with_prefix(entry.address, entry.netmask)
-                    for entry in own
-                    if entry.family in (socket.AF_INET, socket.AF_INET6)
-                ),
+                addresses=tuple(_internet_addresses(own)),
                 flags=tuple(said.flags.split(",")) if said else (),
                 mtu=said.mtu if said else None,
                 mbit_per_second=said.speed if said else None,
@@ -191,6 +189,15 @@ def _links() -> tuple[Link, ...]:
             )
         )
     return tuple(links)
+
+
+def _internet_addresses(entries: Iterable[Any]) -> list[str]:
+    found = []
+    for entry in entries:
+        if entry.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(ValueError):
+                found.append(_with_prefix(entry.address, entry.netmask))
+    return found
 
 
 def _with_prefix(address: str, netmask: str | None) -> str:
@@ -207,7 +214,7 @@ def _with_prefix(address: str, netmask: str | None) -> str:
 def _driver(name: str) -> str | None:
     """The name of an interface's driver; ETHTOOL_GDRVINFO needs no privilege, and no /sys of this namespace."""
     answer = array.array("B", struct.pack("I192x", _ETHTOOL_GDRVINFO))  # struct ethtool_drvinfo
-    request = struct.pack("16sP", name.encode(), answer.buffer_info()[0])  # struct ifreq
+    request = struct.pack("16sP", os.fsencode(name), answer.buffer_info()[0])  # struct ifreq
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
@@ -260,6 +267,10 @@ def _opens(device: str) -> bool:
     return True
 
 
+def _nvml() -> Driver | None:
+    return _within(NVML_SECONDS, ask_nvml, otherwise=None)
+
+
 THIS_MACHINE = Machine(
     files=Files(Path("/")),
     hostname=_hostname,
@@ -270,5 +281,5 @@ THIS_MACHINE = Machine(
     source_toward=_source_toward,
     directory=_directory,
     opens=_opens,
-    nvml=ask_nvml,
+    nvml=_nvml,
 )

@@ -30,7 +30,7 @@ _KINDS = {
 # ARPHRD_* of linux/if_arp.h; /sys/class/net/*/type.
 _INFINIBAND_TYPE = 32
 _TUNNEL_TYPES = (65534, 768, 769, 776, 778, 823)  # none (tun, wireguard), ipip, ip6ip6, sit, gre, ip6gre
-# The others repeat a constant (a veth says 10000) or the speed of the link below them.
+# Of the others, a veth and a tunnel say 10000 whatever they carry, and a bridge repeats its ports.
 _KINDS_WITH_SPEED = ("physical", "bond", "vlan", "infiniband")
 
 

@@ -92,18 +92,23 @@ def _mig_uuids(nvml: Any, device: Any) -> Iterator[str]:
 
 def _fabric_state(nvml: Any, device: Any) -> str | None:
     """How far the GPU's registration with the NVLink fabric is; until "completed", CUDA fails with error 802."""
-    info = nvml.c_nvmlGpuFabricInfo_v2_t()
     try:
-        try:
-            nvml.nvmlDeviceGetGpuFabricInfoV(device, byref(info))
-        except nvml.NVMLError_FunctionNotFound:  # an older driver knows only the form without a version
-            info = nvml.c_nvmlGpuFabricInfo_t()
-            nvml.nvmlDeviceGetGpuFabricInfo(device, byref(info))
+        info = _fabric_info(nvml, device)
     except nvml.NVMLError_NotSupported:  # before Hopper
         return "not supported"
-    except nvml.NVMLError:
+    except (nvml.NVMLError, AttributeError):  # AttributeError: a pynvml from before there were fabrics
         return None
     if info.state >= len(_FABRIC_STATES):
         return None
     failed = info.state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and info.status != nvml.NVML_SUCCESS
     return "failed" if failed else _FABRIC_STATES[info.state]
+
+
+def _fabric_info(nvml: Any, device: Any) -> Any:
+    info = nvml.c_nvmlGpuFabricInfo_v2_t()
+    try:
+        nvml.nvmlDeviceGetGpuFabricInfoV(device, byref(info))
+    except nvml.NVMLError_FunctionNotFound:  # an older driver knows only the form without a version
+        info = nvml.c_nvmlGpuFabricInfo_t()
+        nvml.nvmlDeviceGetGpuFabricInfo(device, byref(info))
+    return info
