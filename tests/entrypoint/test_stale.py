@@ -1,0 +1,20 @@
+"""What a child must not inherit, and what it may."""
+
+from entrypoint.stale import stale_variables
+
+PLACE_OF_THE_PARENT = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"),
+    *("PET_NNODES", "PET_NPROC_PER_NODE", "PET_RDZV_ENDPOINT", "ACCELERATE_USE_DEEPSPEED", "CROSS_RANK", "BASE_RANK"),
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_SIZE", "MPI_LOCALRANKID"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
+)
+DATA = (
+    *("NODE_RANK", "NUM_NODES", "NUM_TRAINERS", "PRIMARY_ADDR", "SLURM_JOB_ID", "SLURM_NODEID", "SLURM_JOB_NODELIST"),
+    *("SKYPILOT_NODE_IPS", "DSTACK_NODE_RANK", "OMPI_MCA_btl", "NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "TRAIN_NPROC"),
+    *("MY_RANK", "RANKS", "PETS", "HOME"),
+)
+
+
+def test_names_that_place_the_parent_are_dropped_and_data_stays() -> None:
+    assert stale_variables((*DATA, *PLACE_OF_THE_PARENT)) == tuple(sorted(PLACE_OF_THE_PARENT))
