@@ -1,0 +1,78 @@
+"""`make lock`: pyproject.toml → cuda.txt, cpu.txt and dev.txt beside this file, each package with its hashes.
+
+cpu.txt is cuda.txt without what only torch's CUDA build wants, and with the hashes of torch's CPU wheels. Those are
+not on the package index: they come from TORCH_CPU_INDEX, from the wheel that pip finds here (for this Python), and
+from the cpu.txt that is already there if it locks the same release.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from hashlib import file_digest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
+CUDA_ONLY = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
+
+
+def main() -> None:
+    compile_lock("cuda.txt", "pyproject.toml")
+    compile_lock("dev.txt", "--group", "dev", "--constraint", str(HERE / "cuda.txt"))
+    stanzas = [text for text in read_stanzas(HERE / "cuda.txt") if not CUDA_ONLY.match(text)]
+    release = next(match[1] for text in stanzas if (match := re.match(r"torch==(\S+)", text)))
+    hashes = sorted(hashes_of_cpu_wheels(release))
+    torch = f"torch=={release} \\\n" + " \\\n".join(f"    --hash=sha256:{each}" for each in hashes) + "\n"
+    header = "# Made by `make lock` from pyproject.toml; torch's hashes are those of its CPU wheels.\n"
+    lines = [torch if text.startswith("torch==") else text for text in stanzas]
+    (HERE / "cpu.txt").write_text(header + "".join(lines))
+    print(f"cpu.txt: {len(lines)} packages, {len(hashes)} CPU wheels of torch {release}")
+
+
+def compile_lock(name: str, *source: str) -> None:
+    command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    command += ["--generate-hashes", "--no-annotate", "--custom-compile-command", "make lock", "--no-sources"]
+    subprocess.run([*command, "--output-file", str(HERE / name), *source], check=True, cwd=HERE.parent)
+
+
+def read_stanzas(path: Path) -> list[str]:
+    """The lines of each package in a requirements file; a package may have several, for several Pythons."""
+    return re.split(r"^(?=[A-Za-z0-9])", path.read_text(), flags=re.MULTILINE)[1:]
+
+
+def hashes_of_cpu_wheels(release: str) -> set[str]:
+    return hashes_in_lock(release) | hashes_on_index(release) | hash_of_wheel_here(release)
+
+
+def hashes_in_lock(release: str) -> set[str]:
+    path = HERE / "cpu.txt"
+    stanzas = read_stanzas(path) if path.exists() else []
+    return {each for t in stanzas if t.startswith(f"torch=={release} ") for each in re.findall(r"[0-9a-f]{64}", t)}
+
+
+def hashes_on_index(release: str) -> set[str]:
+    try:
+        with urllib.request.urlopen(f"{INDEX}/torch/", timeout=20) as answer:
+            page = answer.read().decode()
+    except (urllib.error.URLError, TimeoutError) as error:
+        print(f"{INDEX} was not reached ({error}): the hashes that cpu.txt has are kept")
+        return set()
+    wheel = rf"torch-{re.escape(release)}(?:%2Bcpu)?-cp3\d+-cp3\d+-(?:manylinux|macosx)\w+\.whl#sha256=([0-9a-f]{{64}})"
+    return set(re.findall(wheel, page))
+
+
+def hash_of_wheel_here(release: str) -> set[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-index", "--dest", folder]
+        if subprocess.run([*command, f"torch=={release}"], check=False, capture_output=True).returncode:
+            return set()
+        wheels = [path for path in Path(folder).iterdir() if "+cpu" in path.name]
+        return {file_digest(open(path, "rb"), "sha256").hexdigest() for path in wheels}
+
+
+if __name__ == "__main__":
+    main()
