@@ -1,0 +1,133 @@
+"""A checkpoint is complete or it does not exist; the newest complete one is used; nothing good is deleted early."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+import checkpoint  # noqa: E402
+import process_group  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group():
+    process_group.start({})
+    yield
+    process_group.stop()
+
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def step(model, optimizer, seed):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
+    loss = model(x).square().sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def saved(folder, steps):
+    model, optimizer = make()
+    for number in range(1, max(steps) + 1):
+        step(model, optimizer, number)
+        if number in steps:
+            checkpoint.save(folder, number, model, optimizer, {"seed": 0})
+    return model, optimizer
+
+
+def test_a_resume_goes_on_exactly(tmp_path):
+    model, optimizer = saved(tmp_path, [3])
+    expected = [step(model, optimizer, seed) for seed in (4, 5, 6)]
+    other, other_optimizer = make()
+    checkpoint.load(checkpoint.newest(tmp_path), other, other_optimizer)
+    assert [step(other, other_optimizer, seed) for seed in (4, 5, 6)] == expected
+
+
+def test_the_newest_is_the_highest_step_and_carries_what_was_said_of_it(tmp_path):
+    saved(tmp_path, [2, 10, 9])
+    found = checkpoint.newest(tmp_path)
+    assert (found.step, found.about, found.damaged) == (10, {"seed": 0}, ())
+
+
+def test_an_empty_folder_has_none(tmp_path):
+    assert checkpoint.newest(tmp_path) is None
+    assert checkpoint.newest(tmp_path / "never made") is None
+
+
+@pytest.mark.parametrize(
+    ("hurt", "said"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), "manifest.json"),
+        (lambda path: (path / "manifest.json").write_text("{"), "manifest.json"),
+        (lambda path: (path / ".metadata").unlink(), ".metadata is missing"),
+        (lambda path: (path / "__0_0.distcp").write_bytes(b"short"), "5 bytes instead of"),
+        (lambda path: [child.unlink() for child in path.iterdir()], "manifest.json"),
+    ],
+)
+def test_a_damaged_newest_one_is_named_and_the_one_before_is_used(tmp_path, hurt, said):
+    saved(tmp_path, [1, 2])
+    hurt(tmp_path / "step-2")
+    found = checkpoint.newest(tmp_path)
+    assert found.step == 1
+    assert len(found.damaged) == 1
+    assert said in found.damaged[0]
+    assert "step-2" in found.damaged[0]
+
+
+def test_a_save_that_was_killed_is_no_checkpoint_and_is_written_over(tmp_path, monkeypatch):
+    model, optimizer = saved(tmp_path, [1])
+    monkeypatch.setattr(checkpoint, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, 2, model, optimizer, {})
+    monkeypatch.undo()
+    assert checkpoint.newest(tmp_path).step == 1
+    checkpoint.save(tmp_path, 2, model, optimizer, {})
+    assert checkpoint.newest(tmp_path).step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2"]
+
+
+def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path):
+    model, optimizer = saved(tmp_path, [1, 2])
+    (tmp_path / "step-2" / ".metadata").unlink()
+    checkpoint.save(tmp_path, 2, model, optimizer, {})
+    assert checkpoint.newest(tmp_path).step == 2
+
+
+def test_a_complete_one_is_not_written_again(tmp_path):
+    model, optimizer = saved(tmp_path, [1])
+    before = (tmp_path / "step-1" / "manifest.json").stat().st_mtime_ns
+    checkpoint.save(tmp_path, 1, model, optimizer, {"other": 1})
+    assert (tmp_path / "step-1" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_the_manifest_names_every_file_with_its_size(tmp_path):
+    saved(tmp_path, [1])
+    files = json.loads((tmp_path / "step-1" / "manifest.json").read_text())["files"]
+    there = {path.name: path.stat().st_size for path in (tmp_path / "step-1").iterdir() if path.name != "manifest.json"}
+    assert files == there
+
+
+@pytest.mark.parametrize(
+    ("steps", "keep", "expected"),
+    [
+        ([], 2, []),
+        ([100], 2, []),
+        ([300, 100, 200], 2, [100]),
+        ([1000, 200], 1, [200]),
+    ],
+)
+def test_only_the_newest_are_kept(steps, keep, expected):
+    assert checkpoint.to_delete(steps, keep) == expected
+
+
+def test_pruning_leaves_what_is_being_written(tmp_path):
+    saved(tmp_path, [1, 2, 3])
+    (tmp_path / "step-4.partial").mkdir()
+    checkpoint.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-4.partial"]

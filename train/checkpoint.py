@@ -1,0 +1,140 @@
+"""Checkpoints on the shared volume: `step-N` is complete or does not exist.
+
+Model and optimizer are written through torch.distributed.checkpoint under the model's own names, so that another
+number of processes, or another recipe, reads them. Shards go to `step-N.partial`; its manifest names every file
+with its size; a rename makes it `step-N`. Rank 0 alone looks at the folder and decides; the others are told.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from process_group import from_first
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.optim import Optimizer
+
+MANIFEST = "manifest.json"
+_COMPLETE = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The newest complete checkpoint, what its manifest says, and why newer ones were passed over."""
+
+    path: Path
+    step: int
+    about: dict[str, Any]
+    damaged: tuple[str, ...] = ()
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about: dict[str, Any]) -> Path:
+    """Write `step-<step>` in `folder`; returns on all ranks after the rename. `about` is kept in the manifest."""
+    final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
+    if from_first(_is_complete(final)):
+        return final
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed while saving
+        partial.mkdir(parents=True)
+    dist.barrier()
+    dcp.save(_state(model, optimizer), checkpoint_id=partial)
+    if dist.get_rank() == 0:
+        _commit(partial, final, {"step": step, "world_size": dist.get_world_size(), "about": about})
+    dist.barrier()
+    return final
+
+
+def newest(folder: Path) -> Found | None:
+    """The newest complete checkpoint as rank 0 sees it, the same answer on all ranks; None: there is none."""
+    return from_first(_look(folder) if dist.get_rank() == 0 else None)  # type: ignore[return-value]
+
+
+def load(found: Found, model: nn.Module, optimizer: Optimizer) -> None:
+    """Read model and optimizer, in place, whatever number of processes wrote them."""
+    state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
+    dcp.load(state, checkpoint_id=found.path)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the `keep` newest complete checkpoints. Only after a save has returned on all ranks."""
+    if dist.get_rank() == 0:
+        for step in to_delete(_steps(folder), keep):
+            # the manifest goes first: what is half deleted is not complete
+            (folder / f"step-{step}" / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder / f"step-{step}")
+
+
+def to_delete(steps: Sequence[int], keep: int) -> list[int]:
+    """Steps to delete so that the `keep` newest stay, oldest first."""
+    return sorted(steps)[:-keep]
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint by its own manifest: the first file that is missing or of another size."""
+    try:
+        files = json.loads((path / MANIFEST).read_text())["files"]
+    except (OSError, ValueError, KeyError) as error:
+        return f"{path.name}: no readable {MANIFEST} ({error})"
+    for name, size in files.items():
+        try:
+            actual = (path / name).stat().st_size
+        except OSError:
+            return f"{path.name}: {name} is missing"
+        if actual != size:
+            return f"{path.name}: {name} has {actual} bytes instead of {size}"
+    return None
+
+
+def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state}
+
+
+def _look(folder: Path) -> Found | None:
+    damaged: list[str] = []
+    for step in sorted(_steps(folder), reverse=True):
+        path = folder / f"step-{step}"
+        if wrong := damage(path):
+            damaged.append(wrong)
+            continue
+        about = json.loads((path / MANIFEST).read_text())["about"]
+        return Found(path, step, about, tuple(damaged))
+    return None
+
+
+def _steps(folder: Path) -> list[int]:
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return [int(match[1]) for name in names if (match := _COMPLETE.fullmatch(name))]
+
+
+def _is_complete(path: Path) -> bool:
+    return path.is_dir() and damage(path) is None
+
+
+def _commit(partial: Path, final: Path, manifest: dict[str, Any]) -> None:
+    files = sorted(path for path in partial.rglob("*") if path.is_file())
+    manifest["files"] = {str(path.relative_to(partial)): path.stat().st_size for path in files}
+    with open(partial / MANIFEST, "w") as stream:
+        json.dump(manifest, stream, indent=1)
+        stream.flush()
+        os.fsync(stream.fileno())
+    if final.exists():  # a damaged one of the same step: this is its replacement
+        shutil.rmtree(final)
+    os.rename(partial, final)
+    _sync_folder(final.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # else a power cut may forget the rename
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""This process among the others: the launcher's variables → device and process group."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from options import Problem
+
+_LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One training process; world size counts the processes of all nodes."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def start(variables: Mapping[str, str] = os.environ) -> Process:
+    """Join the process group that the launcher describes, or make one of this process alone if none does."""
+    rank, local_rank, world_size = read_ranks(variables)
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # gloo beside NCCL: checkpoints and object broadcasts travel as CPU tensors
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
+    dist.init_process_group(backend, timeout=timedelta(minutes=10), **alone)
+    return Process(rank, local_rank, world_size, device)
+
+
+def read_ranks(variables: Mapping[str, str]) -> tuple[int, int, int]:
+    """Rank, local rank and world size; Problem where a size is set but no launcher set the ranks.
+
+    A pod's WORLD_SIZE in a plain shell would make this process wait for peers that nobody starts
+    (pytorch/examples#458).
+    """
+    missing = [name for name in _LAUNCHER_SETS if not variables.get(name)]
+    if not missing:
+        return int(variables["RANK"]), int(variables["LOCAL_RANK"]), int(variables["WORLD_SIZE"])
+    if "RANK" in missing and "LOCAL_RANK" in missing and variables.get("WORLD_SIZE", "1") in ("", "1"):
+        return 0, 0, 1
+    given = ", ".join(f"{name}={variables[name]}" for name in _LAUNCHER_SETS if variables.get(name))
+    raise Problem(
+        f"{given} without {', '.join(missing)}: this process was not started by a launcher",
+        fix="start it with `roundhouse train`, torchrun or accelerate, or unset these variables to train alone",
+    )
+
+
+def stop() -> None:
+    dist.destroy_process_group()
+
+
+def from_first(value: object) -> object:
+    """Rank 0's value on every rank, so that nobody decides on what it alone sees of a shared file system."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
