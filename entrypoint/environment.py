@@ -108,7 +108,9 @@ def _nodes(place: Place, primary: Told[str] | None, seen: Variables) -> Told[int
     """One node where nothing speaks of others; None where the number of GPUs has to decide it."""
     rank, elsewhere = place.node_rank, _names_a_node(primary, seen)
     if place.world_size is not None:
-        all_here = primary is not None and not elsewhere and rank is not None and rank.value == 0
+        # Processes that meet on loopback are all of this node, whoever started them.
+        first = rank.value == 0 if rank else place.is_process
+        all_here = primary is not None and not elsewhere and first
         return Told(1, primary.source, primary.quote) if primary and all_here else None
     if rank and (rank.value or elsewhere):
         raise SettingError(

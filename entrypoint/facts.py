@@ -77,3 +77,4 @@ class Facts:
     stack_bytes: int | None  # soft limit; None: unlimited
     open_files: int | None  # soft limit; None: unlimited
     volume: Volume
+    listening_ports: tuple[int, ...]  # TCP, on any address of this network namespace

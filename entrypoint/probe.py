@@ -7,7 +7,7 @@ from pathlib import Path
 from entrypoint.facts import Facts
 from entrypoint.probe_limits import read_cpu_quota, read_machine_memory, read_memory_limit
 from entrypoint.probe_machine import THIS_MACHINE, Files, Machine
-from entrypoint.probe_network import read_interfaces, read_rdma, read_routes
+from entrypoint.probe_network import read_interfaces, read_listening_ports, read_rdma, read_routes
 from entrypoint.probe_nvml import Driver
 from entrypoint.probe_storage import Mount, read_mounts, read_shm_bytes, read_volume
 
@@ -51,6 +51,7 @@ def probe(volume: Path, *, targets: Sequence[str] = (), machine: Machine = THIS_
         stack_bytes=machine.soft_limit("stack"),
         open_files=machine.soft_limit("nofile"),
         volume=read_volume(machine, mounts, volume),
+        listening_ports=read_listening_ports(machine),
     )
 
 

@@ -160,6 +160,13 @@ def read_routes(machine: Machine, targets: Sequence[str]) -> tuple[tuple[str, st
     return tuple((target, source) for target, source in sources if source is not None)
 
 
+def read_listening_ports(machine: Machine) -> tuple[int, ...]:
+    """TCP ports that somebody listens on (proc(5), /proc/net/tcp: column `st` is 0A)."""
+    tables = [machine.files.read(path) or "" for path in ("/proc/self/net/tcp", "/proc/self/net/tcp6")]
+    rows = re.findall(r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:[0-9A-F]{4} 0A ", "\n".join(tables), re.MULTILINE)
+    return tuple(sorted({int(port, 16) for port in rows}))
+
+
 def _is_numeric(target: str) -> bool:
     try:
         ipaddress.ip_address(target)

@@ -84,6 +84,12 @@ def slurm_many_tasks(seen: Variables) -> bool:
     return tasks is not None and tasks.value > 1
 
 
+def slurm_port(seen: Variables) -> Told[int] | None:
+    """A port of the job's own, 15000 and the last four digits of its number: two jobs may share a node."""
+    job = first_set(values.parse_count, ("SLURM_JOB_ID", "SLURM_JOBID"))(seen)
+    return Told(15000 + job.value % 10_000, job.source, job.quote) if job else None
+
+
 def slurm_gpus(seen: Variables) -> Told[int] | None:
     """GPUs of this step on this node; SLURM_GPUS_PER_NODE may name a type first: h100:8."""
 

@@ -158,7 +158,7 @@ _SLURM = Row(
     peers=slurm.slurm_peers,
     # Slurm sets no MASTER_ADDR: the user's batch script did. SLURM_LAUNCH_NODE_IPADDR is where srun ran.
     primary=_torch_primary,
-    port=_torch_port,
+    port=either(_torch_port, slurm.slurm_port),
 )
 
 _SLURM_TASKS = replace(

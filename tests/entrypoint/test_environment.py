@@ -238,7 +238,7 @@ VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         DSTACK | OPENMPI,
         place(2, 1, 8, "10.0.2.4") | {"provider": "openmpi", "rank": 9, "local_rank": 1},
     ),
-    "slurm step: one task a node": (SLURM_STEP, place(4, 2, 8, "gpu003") | {"rank": None, "primary_port": None}),
+    "slurm step: one task a node": (SLURM_STEP, place(4, 2, 8, "gpu003") | {"rank": None, "primary_port": 15009}),
     "slurm step on part of the job": (
         SLURM_STEP
         | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "gpu[008-009]", "SLURM_NODEID": "1"}

@@ -1,0 +1,174 @@
+"""Environment, Facts, Request and Recipe → Plan: the same input gives the same plan, on any machine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.checks import check
+from entrypoint.cluster import Cluster, make_cluster
+from entrypoint.devices import visible_gpus
+from entrypoint.environment import Environment
+from entrypoint.errors import MachineError
+from entrypoint.facts import Facts
+from entrypoint.network import Network, choose_network
+from entrypoint.reasons import Finding, Setting
+from entrypoint.recipes import Recipe
+from entrypoint.request import Request
+
+DEFAULT_VOLUME = Path("/workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Directories:
+    """Where the run lives, on the shared volume."""
+
+    volume: Path
+    run: Path | None  # None: no recipe, so no run
+    checkpoints: Path | None
+    logs: Path | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be done, with the reasons. A person prints it, a test compares it, a bug report carries it."""
+
+    cluster: Cluster
+    network: Network
+    settings: tuple[Setting, ...]
+    recipe: Recipe | None
+    command: tuple[str, ...]
+    directories: Directories
+    session: str
+    findings: tuple[Finding, ...]
+    grace_seconds: int
+    process_rank: int | None  # set: this is one process of many that somebody else started, and nothing is launched
+
+
+def make_plan(
+    environment: Environment,
+    facts: Facts,
+    request: Request,
+    recipe: Recipe | None,
+    *,
+    variables: Mapping[str, str],
+    base: Path,
+    in_image: bool = False,
+) -> Plan:
+    """The plan; SettingError or MachineError where there can be none.
+
+    `variables` are looked at for settings of libraries that came from outside and win (NCCL_*, GLOO_*,
+    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES); `base` is the folder that relative paths count from.
+    """
+    gpus = len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ()))
+    cluster = make_cluster(environment, gpus, facts.listening_ports)
+    network = choose_network(
+        cluster,
+        facts,
+        variables,
+        gpus=gpus,
+        hint=environment.interface_hint,
+        insisted=cluster.sources.get("interface_hint") == "TRAIN_INTERFACE",
+    )
+    is_process = environment.rank is not None
+    directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
+    settings = network.settings + _threads(cluster, facts, variables)
+    if is_process:
+        settings += _process_settings(environment, cluster, network)
+    return Plan(
+        cluster=cluster,
+        network=network,
+        settings=settings,
+        recipe=recipe,
+        command=_command(recipe, cluster, network, is_process=is_process) if recipe else (),
+        directories=directories,
+        session="foreground",
+        findings=network.findings
+        + _said_otherwise(environment)
+        + _without_effect(request)
+        + check(cluster, facts, gpus=gpus, is_process=is_process),
+        grace_seconds=request.grace_seconds,
+        process_rank=environment.rank,
+    )
+
+
+def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: bool) -> tuple[str, ...]:
+    if is_process:
+        return ("python", "-u", *recipe.target, *recipe.arguments)
+    # max-restarts=0: an attempt is a fresh launch; torchrun's own restart cannot bring several nodes back
+    # together (pytorch#146371).
+    return (
+        "torchrun",
+        f"--nnodes={cluster.nodes}",
+        f"--node-rank={cluster.node_rank or 0}",
+        f"--master-addr={cluster.primary_address or network.address}",
+        f"--master-port={cluster.primary_port}",
+        f"--nproc-per-node={cluster.processes_per_node}",
+        "--max-restarts=0",
+        *recipe.target,
+        *recipe.arguments,
+    )
+
+
+def _directories(
+    request: Request, facts: Facts, recipe: Recipe | None, cluster: Cluster, base: Path, *, in_image: bool
+) -> Directories:
+    volume, reason = _volume(request, facts, base, may_be_here=cluster.nodes == 1 and not in_image)
+    if recipe is None:
+        return Directories(volume, None, None, None, reason)
+    run = volume / "runs" / (request.run or recipe.name)
+    return Directories(volume, run, run / "checkpoints", run / "logs", reason)
+
+
+def _volume(request: Request, facts: Facts, base: Path, *, may_be_here: bool) -> tuple[Path, str]:
+    """The shared volume; a checkout on one node may do without, the image and several nodes never."""
+    if request.volume is not None:
+        return base / request.volume, "TRAIN_VOLUME"
+    if facts.volume.exists:
+        return DEFAULT_VOLUME, "the default"
+    if may_be_here and facts.volume.exists is False:
+        return base / "workspace", f"a checkout on one node, and {DEFAULT_VOLUME} does not exist here"
+    why = "does not exist here" if facts.volume.exists is False else "does not answer (is its server gone?)"
+    raise MachineError(
+        f"the shared volume {DEFAULT_VOLUME} {why}",
+        fix="mount it, or name another folder that all nodes share with TRAIN_VOLUME",
+    )
+
+
+def _said_otherwise(environment: Environment) -> tuple[Finding, ...]:
+    return tuple(
+        Finding("warn", f"{said} is not followed: {environment.provider} says otherwise", "unset it")
+        for said in environment.ignored
+    )
+
+
+def _without_effect(request: Request) -> tuple[Finding, ...]:
+    return tuple(
+        Finding("warn", f"{name} is set, and has no effect in this version", f"unset {name}")
+        for name in request.without_effect
+    )
+
+
+def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tuple[Setting, ...]:
+    """OpenMP threads a process: the cores that this container may use, shared out (torchrun alone would say 1)."""
+    if variables.get("OMP_NUM_THREADS"):
+        return ()
+    cores = facts.cpus if facts.cpu_quota is None else min(float(facts.cpus), facts.cpu_quota)
+    threads = max(1, math.floor(cores) // cluster.processes_per_node)
+    reason = f"{cores:g} cores / {cluster.processes_per_node} processes"
+    return (Setting("OMP_NUM_THREADS", str(threads), reason),)
+
+
+def _process_settings(environment: Environment, cluster: Cluster, network: Network) -> tuple[Setting, ...]:
+    """The five variables that training code reads, where an MPI or a Slurm spells them otherwise."""
+    reason = f"this process as {cluster.provider} numbers it"
+    values = {
+        "RANK": environment.rank,
+        "LOCAL_RANK": environment.local_rank,
+        "WORLD_SIZE": cluster.world_size,
+        "LOCAL_WORLD_SIZE": cluster.processes_per_node,
+        "MASTER_ADDR": cluster.primary_address or network.address,
+        "MASTER_PORT": cluster.primary_port,
+    }
+    return tuple(Setting(name, str(value), reason) for name, value in values.items())

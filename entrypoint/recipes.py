@@ -1,0 +1,86 @@
+"""What can be trained: the scripts that come with us, a script of the user's own, or a module."""
+
+import importlib.util
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from entrypoint.errors import SettingError
+
+TRAIN = Path(__file__).resolve().parent.parent / "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """An entry script with its arguments. Exactly one of script and module is set."""
+
+    name: str
+    title: str
+    script: Path | None
+    module: str | None = None
+    arguments: tuple[str, ...] = ()
+    ours: bool = False
+
+    @property
+    def target(self) -> tuple[str, ...]:
+        """How launchers are told what to run."""
+        return ("-m", self.module) if self.module else (str(self.script),)
+
+
+OURS = {
+    "ddp": "data parallel: the whole model on each process",
+}
+
+
+def choose_recipe(script: str, arguments: tuple[str, ...] = (), *, base: Path) -> Recipe:
+    """The recipe that TRAIN_SCRIPT or the command line names; a relative path counts from `base`.
+
+    Whether the file is there is not looked at: that is a check of the machine.
+    """
+    if script in OURS:
+        return Recipe(script, OURS[script], TRAIN / f"{script}.py", arguments=arguments, ours=True)
+    if script.startswith("-m ") or script.startswith("-m\t"):
+        module = script[2:].strip()
+        return Recipe(module.rpartition(".")[2], f"module {module}", None, module, arguments)
+    if "/" in script or script.endswith((".py", ".sh")):
+        path = base / script
+        return Recipe(path.stem, f"script {path}", path, arguments=arguments)
+    raise SettingError(
+        f"TRAIN_SCRIPT={script!r} is no recipe",
+        fix=f"one of {', '.join(OURS)}; a path with a slash or a suffix (./{script}); or '-m {script}'",
+    )
+
+
+def split_arguments(text: str) -> tuple[str, ...]:
+    """TRAIN_ARGS as a shell splits words; nothing in it is ever run by one."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise SettingError(f"TRAIN_ARGS={text!r} cannot be split into words: {error}", fix="close the quote") from None
+
+
+def refuse_wrong_options(recipe: Recipe, world_size: int) -> None:
+    """What a recipe's own options say about its arguments, before any process starts; prints --help if asked."""
+    if not recipe.ours:
+        return
+    options = _train_options()
+    try:
+        parsed = options.parse(recipe.arguments)
+        options.accumulation(options.settle_batch(parsed, world_size), world_size)
+    except options.Problem as problem:
+        raise SettingError(problem.problem, fix=problem.fix) from None
+
+
+def _train_options() -> ModuleType:
+    """train/options.py by its path: a `train` in the user's folder must not be taken for ours."""
+    name = "roundhouse_train_options"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, TRAIN / "options.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up here
+        spec.loader.exec_module(module)
+    return sys.modules[name]

@@ -1,0 +1,14 @@
+"""What every test run says at its end: what this machine did not allow, in one line."""
+
+import pytest
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons: dict[str, int] = {}
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        reasons[reason] = reasons.get(reason, 0) + 1
+    left_out = "; ".join(f"{count} tests ({reason})" for reason, count in sorted(reasons.items()))
+    terminalreporter.write_line(f"left out on this machine: {left_out or 'nothing'}")
