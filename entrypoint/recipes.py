@@ -67,7 +67,7 @@ def refuse_wrong_options(recipe: Recipe, world_size: int) -> None:
         return
     options = _train_options()
     try:
-        parsed = options.parse(recipe.arguments)
+        parsed = options.parse(recipe.arguments, options.KINDS[recipe.name])
         options.accumulation(options.settle_batch(parsed, world_size), world_size)
     except options.Problem as problem:
         raise SettingError(problem.problem, fix=problem.fix) from None

@@ -80,8 +80,9 @@ class Screen:
     def tick(self) -> None:
         """Move the bar to the newest record, if there is one."""
         if self._progress and (record := self._newest()):
+            loss = "not finite" if record["loss"] is None else f"{record['loss']:.4f}"
             numbers = (
-                f"loss {record['loss']:.4f}  {record['tokens_per_second']:,.0f} tokens/s  "
+                f"loss {loss}  {record['tokens_per_second']:,.0f} tokens/s  "
                 f"{record['samples_per_second']:,.1f} samples/s"
             )
             if self._task is None:

@@ -1,15 +1,15 @@
 """Checkpoints on the shared volume: `step-N` is complete or does not exist.
 
-Model and optimizer are written through torch.distributed.checkpoint under the model's own names, so that another
-number of processes, or another recipe, reads them. Shards go to `step-N.partial`; its manifest names every file
-with its size; a rename makes it `step-N`. Rank 0 alone looks at the folder and decides; the others are told.
+A recipe writes into `step-N.partial`; a manifest that names every file with its size, and a rename, make it `step-N`.
+Rank 0 alone looks at the folder and decides; the others are told. Model and optimizer of `ddp` and `fsdp` go through
+torch.distributed.checkpoint under the model's own names, so that each reads the other's, at any number of processes.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,23 @@ class Found:
     damaged: tuple[str, ...] = ()
 
 
-def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about: dict[str, Any]) -> Path:
-    """Write `step-<step>` in `folder`; returns on all ranks after the rename. `about` is kept in the manifest."""
+def write_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Model and optimizer into `folder`, each rank its share."""
+    dcp.save(_state(model, optimizer), checkpoint_id=folder)
+
+
+def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Model and optimizer from `folder`, in place, whatever number of processes wrote them."""
+    state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:
+    """Make `step-<step>` in `folder` of what `write` puts into the folder that it is given, on all ranks.
+
+    Returns after the rename, on all ranks. `about` is kept in the manifest.
+    """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     if from_first(_is_complete(final)):
         return final
@@ -44,7 +59,8 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about:
         shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed while saving
         partial.mkdir(parents=True)
     dist.barrier()
-    dcp.save(_state(model, optimizer), checkpoint_id=partial)
+    write(partial)
+    dist.barrier()  # every rank's files are there before the manifest names them
     if dist.get_rank() == 0:
         _commit(partial, final, {"step": step, "world_size": dist.get_world_size(), "about": about})
     dist.barrier()
@@ -54,13 +70,6 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, about:
 def newest(folder: Path) -> Found | None:
     """The newest complete checkpoint as rank 0 sees it, the same answer on all ranks; None: there is none."""
     return from_first(_look(folder) if dist.get_rank() == 0 else None)  # type: ignore[return-value]
-
-
-def load(found: Found, model: nn.Module, optimizer: Optimizer) -> None:
-    """Read model and optimizer, in place, whatever number of processes wrote them."""
-    state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
-    dcp.load(state, checkpoint_id=found.path)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def prune(folder: Path, keep: int) -> None:

@@ -1,22 +1,26 @@
 """What rank 0 tells of the run: a line for people and one in metrics.jsonl, with speeds of the training alone."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
 from types import TracebackType
 
+from options import Options
+
 
 class Metrics:
     """Counts what was trained since the last line. Time spent on validation and saving is left out of the speeds."""
 
-    def __init__(self, run_dir: Path, steps: int, seq_length: int, global_batch: int, *, speak: bool) -> None:
-        self._steps, self._seq_length, self._global_batch, self._speak = steps, seq_length, global_batch, speak
-        self._run_dir = run_dir
+    def __init__(self, run_dir: Path, options: Options, *, speak: bool) -> None:
+        self.validation_loss: float | None = None
+        self._run_dir, self._options, self._speak = run_dir, options, speak
         self._step_file = os.environ.get("TRAIN_STEP_FILE") if speak else None
         self._began = time.perf_counter()
         self._apart = 0.0
         self._updates = 0
+        self._skipped_steps = 0
 
     def step_done(self, step: int) -> None:
         """One more optimizer update; the step file says "alive, and this far"."""
@@ -24,41 +28,48 @@ class Metrics:
         if self._step_file:
             Path(self._step_file).write_text(f"{step}\n")
 
+    def skipped(self, step: int) -> None:
+        self._skipped_steps += 1
+        self.say(f"step {step}: the gradient is not finite; the step is skipped ({self._skipped_steps} so far)")
+
     def apart(self) -> "_Apart":
         """`with metrics.apart():` around work that is not training."""
         return _Apart(self)
 
-    def log(self, step: int, loss: float, lr: float, validation_loss: float | None = None) -> None:
+    def log(self, step: int, loss: float, lr: float) -> None:
         """Write one record; loss in nats per token, speeds over all processes, eta in seconds."""
+        options = self._options
         seconds = time.perf_counter() - self._began - self._apart
-        samples_per_second = self._updates * self._global_batch / seconds if seconds > 0 else 0.0
-        eta = (self._steps - step) * self._global_batch / samples_per_second if samples_per_second else None
+        samples_per_second = self._updates * options.global_batch / seconds if seconds > 0 else 0.0
+        eta = (options.steps - step) * options.global_batch / samples_per_second if samples_per_second else None
         record = {
             "step": step,
-            "steps": self._steps,
-            "loss": loss,
+            "steps": options.steps,
+            "loss": loss if math.isfinite(loss) else None,  # JSON has no nan
             "lr": lr,
-            "tokens_per_second": round(samples_per_second * self._seq_length, 1),
+            "tokens_per_second": round(samples_per_second * options.seq_length, 1),
             "samples_per_second": round(samples_per_second, 2),
             "eta_seconds": None if eta is None else round(eta, 1),
         }
-        if validation_loss is not None:
-            record["validation_loss"] = validation_loss
-        if self._speak:
-            with open(self._run_dir / "metrics.jsonl", "a") as stream:
-                stream.write(json.dumps(record) + "\n")
-            print(_line(record), flush=True)
+        if self._skipped_steps:
+            record["skipped_steps"] = self._skipped_steps
+        self._write("metrics.jsonl", record)
+        self.say(_line(record))
         self._began, self._apart, self._updates = time.perf_counter(), 0.0, 0
+
+    def log_validation(self, step: int, loss: float) -> None:
+        self.validation_loss = loss
+        self._write("validation.jsonl", {"step": step, "validation_loss": loss if math.isfinite(loss) else None})
+        self.say(f"step {step:>{len(str(self._options.steps))}}/{self._options.steps}  validation loss {loss:.4f}")
 
     def say(self, text: str) -> None:
         if self._speak:
             print(text, flush=True)
 
-    def finish(self, step: int, validation_loss: float, bigram_loss: float) -> None:
-        """Write summary.json: losses in nats per byte, and what a model of byte pairs reaches on the same text."""
-        summary = {"step": step, "validation_loss": validation_loss, "bigram_loss": bigram_loss}
-        (self._run_dir / "summary.json").write_text(json.dumps(summary) + "\n")
-        self.say(f"validation loss {validation_loss:.4f} nats/byte; a bigram model of the same data: {bigram_loss:.4f}")
+    def _write(self, name: str, record: dict) -> None:
+        if self._speak:
+            with open(self._run_dir / name, "a") as stream:
+                stream.write(json.dumps(record) + "\n")
 
 
 class _Apart:
@@ -78,14 +89,12 @@ def _line(record: dict) -> str:
     width = len(str(record["steps"]))
     parts = [
         f"step {record['step']:>{width}}/{record['steps']}",
-        f"loss {record['loss']:.4f}",
+        "loss not finite" if record["loss"] is None else f"loss {record['loss']:.4f}",
         f"lr {record['lr']:.2e}",
         f"{record['tokens_per_second']:,.0f} tokens/s",
         f"{record['samples_per_second']:,.1f} samples/s",
         f"eta {_duration(record['eta_seconds'])}",
     ]
-    if "validation_loss" in record:
-        parts.append(f"validation {record['validation_loss']:.4f}")
     return "  ".join(parts)
 
 

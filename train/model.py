@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from options import Options
 from torch import Tensor, nn
 
 
@@ -110,6 +111,12 @@ class Decoder(nn.Module):
             drawn = torch.multinomial(logits.softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, drawn.to(tokens.device)], dim=1)
         return tokens
+
+
+def build_model(options: Options, vocabulary: int) -> nn.Module:
+    """The model that the options ask for, with the weights that their seed gives, on the CPU."""
+    torch.manual_seed(options.seed)
+    return Decoder(SIZES[options.model_size], vocabulary)
 
 
 def rotations(length: int, width: int, device: torch.device, base: float = 10_000.0) -> Tensor:

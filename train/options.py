@@ -34,8 +34,8 @@ def _problem(problem: str, fix: str) -> Problem:
     return Problem(problem, fix=fix)
 
 
-def _option(default: Any, kind: click.ParamType, text: str, *, many: bool = False) -> Any:
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "many": many})
+def _option(default: Any, kind: click.ParamType, text: str, *, many: bool = False, flag: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "many": many, "flag": flag})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +85,14 @@ class Options:
     """What every recipe takes."""
 
     steps: int = _option(500, _COUNT, "optimizer updates to make")
+    epochs: float | None = _option(None, _POSITIVE, "passes over the data, instead of --steps")
     data: tuple[str, ...] = _option(
-        (), click.STRING, "files, folders or globs of text; none: the Python library's own sources", many=True
+        (),
+        click.STRING,
+        "files, folders or globs: text, .jsonl or .parquet; none: the Python library's sources",
+        many=True,
     )
+    text_field: str = _option("text", click.STRING, "field of .jsonl and .parquet records that holds the text")
     seq_length: int = _option(256, _COUNT, "tokens in a sample")
     global_batch: int | None = _option(
         None, _COUNT, "samples in an optimizer update, over all processes; none: as the run began, or at least 8"
@@ -102,11 +107,47 @@ class Options:
     precision: str = _option(
         "auto", click.Choice(["auto", "fp32", "bf16"]), "auto: bf16 on a GPU that has it, else fp32"
     )
+    compile: bool = _option(False, click.BOOL, "compile the model; wants a C++ compiler on CPU", flag=True)
+    activation_checkpointing: bool = _option(
+        False, click.BOOL, "compute each block's activations again in backward instead of keeping them", flag=True
+    )
+    model: str | None = _option(None, click.STRING, "a causal language model of Hugging Face: folder or hub id")
     model_size: str = _option("tiny", click.Choice(["tiny", "124m", "350m", "1b", "3b", "8b"]), "size of our own model")
+    lora_rank: int = _option(
+        0, _COUNT0, "train adapters of this rank instead of all weights of --model; 0: all weights"
+    )
     save_every: Interval = _option(Interval(seconds=1800), _Interval(), "steps or time between checkpoints: 500, 30m")
     keep: int = _option(2, _COUNT, "complete checkpoints to keep")
     eval_every: int = _option(100, _COUNT, "steps between validations; there is always one at the end")
     log_every: int = _option(10, _COUNT, "steps between log lines")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpOptions(Options):
+    strategy: str = _option(
+        "full",
+        click.Choice(["full", "grad-op", "hybrid"]),
+        "full: shard weights, gradients and optimizer; grad-op: keep the weights whole between forward and backward; "
+        "hybrid: shard within a node, replicate over nodes",
+    )
+    offload: bool = _option(False, click.BOOL, "keep shards and optimizer in CPU memory", flag=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroOptions(Options):
+    zero_stage: int = _option(2, click.IntRange(0, 3), "what is sharded: 1 optimizer, 2 and gradients, 3 and weights")
+    offload: bool = _option(False, click.BOOL, "keep the optimizer in CPU memory", flag=True)
+    deepspeed_config: str | None = _option(None, click.STRING, "a DeepSpeed JSON file of your own, instead of a stage")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfOptions(Options):
+    strategy: str = _option("ddp", click.Choice(["ddp", "zero", "fsdp"]), "how the Trainer distributes the model")
+    zero_stage: int = _option(2, click.IntRange(0, 3), "stage of --strategy zero")
+    deepspeed_config: str | None = _option(None, click.STRING, "a DeepSpeed JSON file of your own for --strategy zero")
+
+
+KINDS: dict[str, type[Options]] = {"ddp": Options, "fsdp": FsdpOptions, "zero": ZeroOptions, "hf": HfOptions}
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
@@ -175,8 +216,9 @@ def _click_options(kind: type[Options]) -> Iterator[click.Option]:
             type=meta["kind"],
             default=field.default,
             multiple=meta["many"],
+            is_flag=meta["flag"],
             help=meta["help"],
-            show_default=field.default not in (None, ()),
+            show_default=field.default not in (None, (), False),
         )
 
 

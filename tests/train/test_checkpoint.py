@@ -32,12 +32,16 @@ def step(model, optimizer, seed):
     return loss.item()
 
 
+def save(folder, number, model, optimizer, about):
+    return checkpoint.save(folder, number, lambda path: checkpoint.write_state(path, model, optimizer), about)
+
+
 def saved(folder, steps):
     model, optimizer = make()
     for number in range(1, max(steps) + 1):
         step(model, optimizer, number)
         if number in steps:
-            checkpoint.save(folder, number, model, optimizer, {"seed": 0})
+            save(folder, number, model, optimizer, {"seed": 0})
     return model, optimizer
 
 
@@ -45,7 +49,7 @@ def test_a_resume_goes_on_exactly(tmp_path):
     model, optimizer = saved(tmp_path, [3])
     expected = [step(model, optimizer, seed) for seed in (4, 5, 6)]
     other, other_optimizer = make()
-    checkpoint.load(checkpoint.newest(tmp_path), other, other_optimizer)
+    checkpoint.read_state(checkpoint.newest(tmp_path).path, other, other_optimizer)
     assert [step(other, other_optimizer, seed) for seed in (4, 5, 6)] == expected
 
 
@@ -84,10 +88,10 @@ def test_a_save_that_was_killed_is_no_checkpoint_and_is_written_over(tmp_path, m
     model, optimizer = saved(tmp_path, [1])
     monkeypatch.setattr(checkpoint, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path, 2, model, optimizer, {})
+        save(tmp_path, 2, model, optimizer, {})
     monkeypatch.undo()
     assert checkpoint.newest(tmp_path).step == 1
-    checkpoint.save(tmp_path, 2, model, optimizer, {})
+    save(tmp_path, 2, model, optimizer, {})
     assert checkpoint.newest(tmp_path).step == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2"]
 
@@ -95,14 +99,14 @@ def test_a_save_that_was_killed_is_no_checkpoint_and_is_written_over(tmp_path, m
 def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path):
     model, optimizer = saved(tmp_path, [1, 2])
     (tmp_path / "step-2" / ".metadata").unlink()
-    checkpoint.save(tmp_path, 2, model, optimizer, {})
+    save(tmp_path, 2, model, optimizer, {})
     assert checkpoint.newest(tmp_path).step == 2
 
 
 def test_a_complete_one_is_not_written_again(tmp_path):
     model, optimizer = saved(tmp_path, [1])
     before = (tmp_path / "step-1" / "manifest.json").stat().st_mtime_ns
-    checkpoint.save(tmp_path, 1, model, optimizer, {"other": 1})
+    save(tmp_path, 1, model, optimizer, {"other": 1})
     assert (tmp_path / "step-1" / "manifest.json").stat().st_mtime_ns == before
 
 

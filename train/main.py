@@ -1,0 +1,32 @@
+"""How a recipe is started: options, process group, run; and how what goes wrong is told."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import process_group
+from options import Options, Problem, parse
+from run import Diverged, Run
+
+
+def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options) -> None:
+    """Run `train` and leave with its exit code; a Problem is one line and its fix, of rank 0 alone."""
+    try:
+        options = parse(sys.argv[1:], kind)
+        process = process_group.start()
+        try:
+            code = train(Run(recipe, options, process))
+        finally:
+            process_group.stop()
+    except Problem as problem:
+        _tell(f"error: {problem}")
+        code = problem.exit_code
+    except Diverged as error:
+        _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")
+        code = 1
+    sys.exit(code)
+
+
+def _tell(text: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)

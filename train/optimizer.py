@@ -1,0 +1,36 @@
+"""AdamW, and the update that is made only if its gradient is finite."""
+
+import torch
+from options import Options
+from torch import nn
+from torch.optim import Optimizer
+
+
+def make_optimizer(model: nn.Module, options: Options) -> Optimizer:
+    """AdamW that decays matrices and leaves norms and biases alone; frozen parameters are not in it."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": options.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
+
+
+def set_rate(optimizer: Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def update(model: nn.Module, optimizer: Optimizer, clip: float) -> bool:
+    """Clip, step, clear; False where the gradient was not finite and nothing was changed.
+
+    The norm is that of the whole model, so every rank comes to the same answer without asking.
+    """
+    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+    full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor is one rank's view
+    finite = bool(torch.isfinite(full))
+    if finite:
+        optimizer.step()
+    optimizer.zero_grad()
+    return finite
