@@ -31,6 +31,7 @@ class Recipe:
 
 OURS = {
     "ddp": "data parallel: the whole model on each process",
+    "fsdp": "FSDP2: weights, gradients and optimizer sharded over the processes",
 }
 
 

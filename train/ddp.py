@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from loss import summed_loss
 from main import main
-from model import build_model
+from model import build_model, compile_blocks
 from optimizer import make_optimizer, set_rate, update
 from process_group import Process
 from run import Batch, Run
@@ -25,6 +25,8 @@ def train(run: Run) -> int:
 
     # 1) The same model on every rank, and the line that differs between the recipes.
     model = build_model(options, run.samples.vocabulary).to(process.device)
+    if options.compile:
+        compile_blocks(model)
     ddp = DistributedDataParallel(model, device_ids=[process.local_rank] if process.device.type == "cuda" else None)
     assert_in_force(ddp, process)
     optimizer = make_optimizer(model, options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from options import Options
+from trackers import numbers, open_trackers
 
 
 class Metrics:
@@ -21,6 +22,13 @@ class Metrics:
         self._apart = 0.0
         self._updates = 0
         self._skipped_steps = 0
+        self._flops_per_token: float | None = None
+        self._peak: float | None = None
+        self._trackers = open_trackers(run_dir, options) if speak else []
+
+    def set_flops(self, per_token: float | None, peak: float | None) -> None:
+        """FLOPs for one token, and FLOP/s of all processes' GPUs together; None where either is not known."""
+        self._flops_per_token, self._peak = per_token, peak
 
     def step_done(self, step: int) -> None:
         """One more optimizer update; the step file says "alive, and this far"."""
@@ -51,6 +59,8 @@ class Metrics:
             "samples_per_second": round(samples_per_second, 2),
             "eta_seconds": None if eta is None else round(eta, 1),
         }
+        if self._flops_per_token and self._peak:
+            record["mfu"] = round(samples_per_second * options.seq_length * self._flops_per_token / self._peak, 4)
         if self._skipped_steps:
             record["skipped_steps"] = self._skipped_steps
         self._write("metrics.jsonl", record)
@@ -70,6 +80,8 @@ class Metrics:
         if self._speak:
             with open(self._run_dir / name, "a") as stream:
                 stream.write(json.dumps(record) + "\n")
+            for track in self._trackers:
+                track(record["step"], numbers(record))
 
 
 class _Apart:
@@ -95,6 +107,8 @@ def _line(record: dict) -> str:
         f"{record['samples_per_second']:,.1f} samples/s",
         f"eta {_duration(record['eta_seconds'])}",
     ]
+    if "mfu" in record:
+        parts.append(f"mfu {record['mfu']:.1%}")
     return "  ".join(parts)
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from accelerate import init_empty_weights
 from options import Options
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Decoder(nn.Module):
     def __init__(self, size: Size, vocabulary: int) -> None:
         super().__init__()
         self.size = size
+        self.checkpointed = False  # compute activations again in backward instead of keeping them
         self.embedding = nn.Embedding(vocabulary, size.width)
         self.blocks = nn.ModuleList(Block(size) for _ in range(size.layers))
         self.norm = nn.RMSNorm(size.width)
@@ -99,7 +102,9 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         rotation = rotations(tokens.shape[1], self.size.width // self.size.heads, tokens.device)
         for block in self.blocks:
-            x = block(x, rotation)
+            again = self.checkpointed and self.training
+            # Reentrant checkpointing marks parameters ready twice under DDP (accelerate#2017).
+            x = checkpoint(block, x, rotation, use_reentrant=False) if again else block(x, rotation)
         return self.head(self.norm(x))
 
     @torch.no_grad()
@@ -116,7 +121,27 @@ class Decoder(nn.Module):
 def build_model(options: Options, vocabulary: int) -> nn.Module:
     """The model that the options ask for, with the weights that their seed gives, on the CPU."""
     torch.manual_seed(options.seed)
-    return Decoder(SIZES[options.model_size], vocabulary)
+    model = Decoder(SIZES[options.model_size], vocabulary)
+    model.checkpointed = options.activation_checkpointing
+    return model
+
+
+def build_skeleton(options: Options, vocabulary: int) -> nn.Module:
+    """The same model with its parameters on the meta device, to be filled by a broadcast; its buffers are real."""
+    with init_empty_weights(include_buffers=False):
+        return build_model(options, vocabulary)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers: the longest list of modules in it."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return list(max(lists, key=len, default=[]))
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each layer in place, so that names of parameters stay; alike layers are compiled once."""
+    for block in blocks_of(model):
+        block.compile()
 
 
 def rotations(length: int, width: int, device: torch.device, base: float = 10_000.0) -> Tensor:

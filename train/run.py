@@ -1,12 +1,14 @@
 """One start of a run: its folder, its samples, and what every recipe does around its own step."""
 
 import json
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import checkpoint
+import flops
 import process_group
 import samples
 import torch
@@ -65,6 +67,9 @@ class Run:
         self.options = settle_batch(options, process.world_size, began_with)
         self.passes = accumulation(self.options, process.world_size)
         self.samples = open_samples(self.options, self.directory / "data", process)
+        if options.epochs is not None:
+            steps = math.ceil(options.epochs * len(self.samples.train) / self.options.global_batch)
+            self.options = replace(self.options, steps=steps)
         self.bfloat16 = wants_bfloat16(options, process.device)
         self.metrics = Metrics(self.directory, self.options, speak=process.is_first)
         self._stop, self._saves = StopRequest.from_environment(), Cadence(options.save_every)
@@ -97,6 +102,8 @@ class Run:
         self.metrics.say(
             f"model {self.options.model_size}, {count:,} parameters, {'bf16' if self.bfloat16 else 'fp32'}"
         )
+        card = flops.peak(self.process.device)
+        self.metrics.set_flops(flops.per_token(model, self.options.seq_length), card and card * self.process.world_size)
         train = self.samples.train
         self.metrics.say(f"data  {len(train.tokens):,} tokens to train on from {self.samples.files:,} files")
 

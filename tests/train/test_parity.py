@@ -1,0 +1,126 @@
+"""The recipes agree: same seed, data and global batch give the same losses, whoever computes them and on how many."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+DRIVE = Path(__file__).with_name("drive.py")
+STEPS = 20
+SMALL = ["--steps", str(STEPS), "--log-every", "1", "--seq-length", "64", "--global-batch", "12", "--warmup", "4"]
+VARIANTS = {
+    "ddp": ("ddp", []),
+    "ddp, accumulation": ("ddp", ["--micro-batch", "2"]),
+    "ddp, activation checkpointing": ("ddp", ["--activation-checkpointing"]),
+    "fsdp full": ("fsdp", []),
+    "fsdp full, accumulation": ("fsdp", ["--micro-batch", "2"]),
+    "fsdp full, activation checkpointing": ("fsdp", ["--activation-checkpointing"]),
+    "fsdp full, both": ("fsdp", ["--micro-batch", "2", "--activation-checkpointing"]),
+    "fsdp grad-op": ("fsdp", ["--strategy", "grad-op"]),
+    "fsdp grad-op, accumulation": ("fsdp", ["--strategy", "grad-op", "--micro-batch", "2"]),
+    "fsdp hybrid": ("fsdp", ["--strategy", "hybrid"]),
+    "fsdp hybrid, accumulation": ("fsdp", ["--strategy", "hybrid", "--micro-batch", "2"]),
+    "fsdp offload": ("fsdp", ["--offload"]),
+}
+
+
+def drive(folder, processes, jobs, **variables):
+    """Run jobs in one start of so many processes."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(
+        [*command, str(DRIVE), str(folder / "jobs.json")], env=environment, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+def losses(run_dir):
+    lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
+    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+
+
+def far(found, expected):
+    """The largest difference at any step."""
+    assert found.keys() == expected.keys()
+    return max(abs(found[step] - expected[step]) for step in expected)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(4000)))
+    return ["--data", str(path)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    """(variant, processes) → its losses, all of them made in two starts."""
+    folder = tmp_path_factory.mktemp("parity")
+    found = {}
+    for processes in (1, 2):
+        names = {name: str(folder / f"{name} x{processes}") for name in VARIANTS}
+        jobs = [
+            {"recipe": VARIANTS[name][0], "arguments": [*SMALL, *data, *VARIANTS[name][1]], "run_dir": run_dir}
+            for name, run_dir in names.items()
+        ]
+        # Two "nodes" of one process each, so that hybrid replicates over them.
+        drive(folder, processes, jobs, LOCAL_WORLD_SIZE="1")
+        found |= {(name, processes): losses(run_dir) for name, run_dir in names.items()}
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_recipe_gives_the_losses_of_one_plain_process(trained, variant, processes):
+    expected = trained["ddp", 1]
+    assert expected[STEPS] < expected[1] - 1  # it learns
+    assert far(trained[variant, processes], expected) < 1e-4
+
+
+HALF = STEPS // 2
+WRITERS = [(recipe, processes) for recipe in ("ddp", "fsdp") for processes in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, data, trained):
+    """(writer, processes, reader, processes) → the losses of the second half."""
+    folder = tmp_path_factory.mktemp("resume")
+    for processes in (1, 2, 3):
+        jobs = [
+            {
+                "recipe": name,
+                "arguments": [*SMALL, *data],
+                "run_dir": str(folder / f"{name} x{processes}"),
+                "stop_at": HALF,
+            }
+            for name in ("ddp", "fsdp")
+        ]
+        drive(folder, processes, jobs)
+    found = {}
+    for reading in (1, 2, 3):
+        jobs = []
+        for writer, wrote in WRITERS:
+            for reader in ("ddp", "fsdp"):
+                run_dir = folder / f"{writer} x{wrote} read by {reader} x{reading}"
+                shutil.copytree(folder / f"{writer} x{wrote}", run_dir)
+                (run_dir / "metrics.jsonl").unlink()
+                jobs.append({"recipe": reader, "arguments": [*SMALL, *data], "run_dir": str(run_dir)})
+                found[writer, wrote, reader, reading] = run_dir
+        drive(folder, reading, jobs)
+    return {key: losses(run_dir) for key, run_dir in found.items()}
+
+
+@pytest.mark.parametrize("reading", [1, 2, 3])
+@pytest.mark.parametrize("reader", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("writer", "wrote"), WRITERS)
+def test_a_run_goes_on_under_another_recipe_and_another_number_of_processes(
+    resumed, trained, writer, wrote, reader, reading
+):
+    second_half = {step: loss for step, loss in trained["ddp", 1].items() if step > HALF}
+    assert far(resumed[writer, wrote, reader, reading], second_half) < 1e-4
