@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from entrypoint import launch, report
+from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem
 from entrypoint.facts import Facts
@@ -58,6 +59,16 @@ def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     as_json = as_json or words[-1:] == ("--json",)
     made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
     click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+
+
+@cli.command()
+@click.argument("recipe")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.pass_obj
+def eject(context: Context, recipe: str, folder: Path) -> None:
+    """Copy a recipe and what it imports into a folder of yours."""
+    for path in copy_recipe(recipe, context.base / folder):
+        click.echo(f"wrote {path}")
 
 
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:

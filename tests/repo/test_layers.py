@@ -24,7 +24,7 @@ LAYERS = (
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "names", "report", "screen"},
+    {"capture", "eject", "names", "report", "screen"},
     {"launch"},
     {"__main__"},
 )
