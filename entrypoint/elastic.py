@@ -7,14 +7,20 @@ failed first (128 + n for signal n), `rank`, `local_rank` and `message` of it. A
 imports torch and nothing of ours.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
+    # SIGKILL of the process that shows our output would leave us training unseen, beside the next start of the run.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     outcome, logs, grace, *torchrun_arguments = sys.argv[1:]
     result = launch(torchrun_arguments, Path(logs), int(grace))
     partial = Path(f"{outcome}.partial")
