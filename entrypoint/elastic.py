@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ def launch(arguments: list[str], logs: Path, grace_seconds: int) -> dict[str, An
     from torch.distributed.run import config_from_args, parse_args
 
     config, command, command_arguments = config_from_args(parse_args(arguments))  # type: ignore[no-untyped-call]
+    if config.max_nodes == 1:
+        config.rdzv_endpoint = with_free_port(config.rdzv_endpoint)
     worker = str(Path(__file__).with_name("worker.py"))
     shim = ["-P", worker, str(logs), str(command), *command_arguments]
     try:
@@ -46,6 +49,20 @@ def launch(arguments: list[str], logs: Path, grace_seconds: int) -> dict[str, An
     except SignalException as error:  # the processes are gone: by themselves, or by SIGKILL after the grace
         return {"exit_code": 128 + error.sigval, "stopped": True}
     return {"exit_code": 0}
+
+
+def with_free_port(endpoint: str) -> str:
+    """The endpoint, or another port where this one was taken since the plan: importing torch took seconds.
+
+    For one node only; several have to agree on a port beforehand.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_server(("", int(port))).close()
+    except OSError:
+        with socket.create_server(("", 0)) as free:
+            return f"{host}:{free.getsockname()[1]}"
+    return endpoint
 
 
 def _first_failure(error: Any) -> dict[str, Any]:
