@@ -1,13 +1,14 @@
 """Which interface carries the training, as NCCL and gloo each want it spelt. Pure: Facts in, names and reasons out."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.cluster import Cluster
 from entrypoint.errors import MachineError, SettingError
 from entrypoint.facts import Facts, Interface
 from entrypoint.reasons import Finding, Setting
+from entrypoint.values import is_loopback
 
 _NEVER = ("loopback", "bridge", "tunnel")  # the same address on every host, or a detour over the internet
 
@@ -35,20 +36,25 @@ def choose_network(
     or, if `insisted`, by TRAIN_INTERFACE. MachineError where a node of several has no interface for the others.
     """
     backend, why = ("nccl", f"{gpus} visible GPUs") if gpus else ("gloo", "no visible GPU")
-    if cluster.nodes == 1:
-        return _one_node(backend, why, facts, own)
+    if _is_here(cluster) and not insisted:
+        return _one_machine(backend, why, facts, own)
     chosen, reason = _choose(cluster, facts, hint, insisted)
     names = tuple(interface.name for interface in chosen)
     settings, findings = _settings(names, reason, chosen, facts, own)
     return Network(backend, why, names, reason, _first_address(chosen[0]), _rejected(facts, names), settings, findings)
 
 
-def _one_node(backend: str, why: str, facts: Facts, own: Mapping[str, str]) -> Network:
+def _is_here(cluster: Cluster) -> bool:
+    """Whether all processes run on this machine: one node, or several that were let meet on loopback for a test."""
+    return cluster.nodes == 1 or (cluster.primary_address is not None and is_loopback(cluster.primary_address))
+
+
+def _one_machine(backend: str, why: str, facts: Facts, own: Mapping[str, str]) -> Network:
     given = own.get("GLOO_SOCKET_IFNAME", "").strip()
     if given and set(_parts(given)) <= set(_names(facts)):
         return Network(backend, why, tuple(_parts(given)), "GLOO_SOCKET_IFNAME as given", None, (), (), ())
     loopback = tuple(interface.name for interface in facts.interfaces if interface.kind == "loopback")[:1]
-    reason = "one node: gloo needs no name that resolves, NCCL needs no interface"
+    reason = "one machine: gloo needs no name that resolves, NCCL needs no interface"
     settings = tuple(Setting("GLOO_SOCKET_IFNAME", name, reason) for name in loopback)
     return Network(backend, why, loopback, reason, "127.0.0.1", (), settings, ())
 
@@ -62,7 +68,7 @@ def _choose(cluster: Cluster, facts: Facts, hint: str | None, insisted: bool) ->
                 f"TRAIN_INTERFACE={hint!r}: {', '.join(missing)} is not here (there are {_listed(facts.interfaces)})",
                 fix="name interfaces of this node, or unset it",
             )
-        return tuple(by_name[name] for name in names), "named by TRAIN_INTERFACE"
+        return tuple(_able(by_name[name], cluster) for name in names), "named by TRAIN_INTERFACE"
     for address, reason in _leads(cluster, facts):
         for interface in facts.interfaces:
             if address in _plain(interface) and unusable(interface) is None:
@@ -80,12 +86,24 @@ def _choose(cluster: Cluster, facts: Facts, hint: str | None, insisted: bool) ->
     )
 
 
+def _able(interface: Interface, cluster: Cluster) -> Interface:
+    """The interface, where a person's insisting can make it work: not loopback among machines, not without address."""
+    leads_nowhere = interface.kind == "loopback" and not _is_here(cluster)
+    if leads_nowhere or not (_plain(interface) or interface.kind == "loopback"):
+        raise SettingError(
+            f"TRAIN_INTERFACE: {interface.name} cannot reach other nodes ({unusable(interface)})",
+            fix="name an interface with an address on the cluster network, or unset it",
+        )
+    return interface
+
+
 def _detour(cluster: Cluster, facts: Facts) -> str | None:
     """What is wrong with the interface that the route to the primary takes; None: no route is known."""
     for address, _ in _leads(cluster, facts):
         for interface in facts.interfaces:
             if any(each.startswith(f"{address}/") for each in interface.addresses):
-                return f": the route takes {interface.name} ({unusable(interface)})"
+                why = unusable(interface) or "by a link-local address"
+                return f": the route takes {interface.name} ({why})"
     return None
 
 
@@ -134,10 +152,9 @@ def _settings(
         elif wrong := _cannot_work(name, given, facts):
             settings.append(Setting(name, value, reason))
             findings.append(Finding("warn", f"{name}={given} {wrong}; replaced by {value}", f"unset {name}"))
-        elif set(here := matched(given, _names(facts), exact=name.startswith("GLOO"))) != set(names):
-            text = f"{name}={given} is yours and wins: it selects {', '.join(here)}; the plan would take {value}"
-            findings.append(Finding("warn", text, f"unset {name}, or insist with TRAIN_INTERFACE"))
-    if not any(ipaddress.ip_address(address).version == 4 for address in _plain(chosen[0])):
+        else:
+            findings += _differs(name, given, value, names, facts)
+    if {ipaddress.ip_address(address).version for address in _plain(chosen[0])} == {6}:
         settings.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", f"{names[0]} has no IPv4 address"))
     return tuple(settings), tuple(findings)
 
@@ -149,10 +166,26 @@ def _cannot_work(name: str, given: str, facts: Facts) -> str | None:
         return f"matches no interface here (there are {_listed(facts.interfaces)})"
     if loopback := [i.name for i in facts.interfaces if i.name in here and i.kind == "loopback"]:
         return f"lets {loopback[0]} be taken, which leads to no other node"
-    missing = [part for part in _parts(given) if not given.startswith("^") and not matched(part, _names(facts))]
+    missing = _missing(given, facts)
     if missing and name.startswith("GLOO"):  # NCCL passes over a name that is not here, gloo stops
         return f"names {', '.join(missing)}, which is not here"
     return None
+
+
+def _differs(name: str, given: str, value: str, names: Sequence[str], facts: Facts) -> Iterator[Finding]:
+    """What a person should know of a value from outside that works."""
+    here = matched(given, _names(facts), exact=name.startswith("GLOO"))
+    if missing := _missing(given, facts):
+        yield Finding("warn", f"{name}={given} names {', '.join(missing)}, which is not here", f"correct {name}")
+    if set(here) != set(names):
+        text = f"{name}={given} is yours and wins: it selects {', '.join(here)}; the plan would take {value}"
+        yield Finding("warn", text, f"unset {name}, or insist with TRAIN_INTERFACE")
+
+
+def _missing(given: str, facts: Facts) -> list[str]:
+    """Names in the list that select nothing; of a list of exclusions that is no harm."""
+    sign = "=" if given.startswith("=") else ""
+    return [part for part in _parts(given) if not given.startswith("^") and not matched(sign + part, _names(facts))]
 
 
 def _names(facts: Facts) -> list[str]:

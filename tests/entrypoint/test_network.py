@@ -78,6 +78,24 @@ def test_one_node_needs_loopback_for_gloo_and_nothing_for_nccl(backend, machine)
     assert settings(network) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.parametrize("primary", ["127.0.0.1", "::1", "localhost"])
+def test_nodes_that_meet_on_loopback_are_one_machine(primary):
+    assert settings(chosen("runpod-cluster", primary_address=primary)) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def test_a_person_may_insist_on_one_node_too():
+    network = chosen("runpod-cluster", nodes=1, node_rank=0, primary_address="127.0.0.1", hint="ens1", insisted=True)
+    assert settings(network) == {"NCCL_SOCKET_IFNAME": "=ens1", "GLOO_SOCKET_IFNAME": "ens1"}
+    with pytest.raises(SettingError, match="TRAIN_INTERFACE='ens99'"):
+        chosen("runpod-cluster", nodes=1, node_rank=0, primary_address="127.0.0.1", hint="ens99", insisted=True)
+
+
+@pytest.mark.parametrize(("machine", "name"), [("runpod-cluster", "lo"), ("veth-link-local", "veth8a1f0c2")])
+def test_insisting_does_not_make_an_interface_reach_other_nodes(machine, name):
+    with pytest.raises(SettingError, match=f"TRAIN_INTERFACE: {name} cannot reach other nodes"):
+        chosen(machine, primary_address="10.65.0.3", hint=name, insisted=True)
+
+
 def test_a_person_may_insist_and_is_stopped_when_wrong():
     network = chosen("tunnels", primary_address="100.101.102.104", hint="wg0", insisted=True)
     assert settings(network)["NCCL_SOCKET_IFNAME"] == "=wg0"
@@ -102,7 +120,9 @@ RUNPOD = {"node_address": "10.65.0.2", "primary_address": "10.65.0.3"}
         ("NCCL_SOCKET_IFNAME", "ens1", None, None),
         ("NCCL_SOCKET_IFNAME", "eth0", None, "the plan would take =ens1"),
         ("NCCL_SOCKET_IFNAME", "ens", None, "it selects ens1, ens2"),
-        ("NCCL_SOCKET_IFNAME", "ens1,ens2,ens99", None, "it selects ens1, ens2;"),
+        ("NCCL_SOCKET_IFNAME", "ens1,ens2", None, "it selects ens1, ens2;"),
+        ("NCCL_SOCKET_IFNAME", "ens1,ens99", None, "names ens99, which is not here"),
+        ("NCCL_SOCKET_IFNAME", "=ens1,en", None, "names en, which is not here"),
         ("NCCL_SOCKET_IFNAME", "enp1s0", "=ens1", "NCCL_SOCKET_IFNAME=enp1s0 matches no interface here"),
         ("NCCL_SOCKET_IFNAME", "^docker0", "=ens1", "lets lo be taken"),
         ("GLOO_SOCKET_IFNAME", "ens1", None, None),
