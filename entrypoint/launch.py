@@ -74,7 +74,7 @@ class RunDirectories:
 
 
 def _prepare(plan: Plan) -> RunDirectories:
-    """Make the run's folders and write plan.json; a stop file of an earlier start is taken away."""
+    """Make the run's folders and write plan.json; an earlier start's stop file and end are taken away."""
     stops = [finding for finding in plan.findings if finding.level == "stop"]
     if stops:
         raise MachineError(stops[0].text, fix=stops[0].fix)
@@ -86,6 +86,7 @@ def _prepare(plan: Plan) -> RunDirectories:
             folder.mkdir(parents=True, exist_ok=True)
         if not plan.cluster.node_rank:
             (directories.run / "stop").unlink(missing_ok=True)
+        (directories.run / _of_node("exit.json", plan)).unlink(missing_ok=True)
         _write(directories.run / _of_node("plan.json", plan), report.to_json(plan) + "\n")
     except OSError as error:
         raise MachineError(
@@ -109,7 +110,7 @@ def _attend(plan: Plan, environment: dict[str, str], directories: RunDirectories
     """Start the launcher's child, show what it writes, pass requests to stop on, and say how it ended."""
     outcome_file = directories.logs / _of_node("outcome.json", plan)
     outcome_file.unlink(missing_ok=True)
-    tail = LogTail(directories.logs)
+    tail = LogTail(directories.logs, plan.cluster.node_rank)
     command = [
         *(sys.executable, "-P", str(_HERE / "elastic.py")),
         *(str(outcome_file), str(directories.logs), str(plan.grace_seconds)),
@@ -172,7 +173,8 @@ def _outcome(path: Path, child_code: int, plan: Plan, asked_at: float | None) ->
     node, code = plan.cluster.node_rank or 0, told["exit_code"]
     if code == STOPPED:  # by the stop file: the processes leave with it themselves
         return Outcome(code)
-    text = f"first to fail: node {node} rank {told['rank']}, exit code {code}"
+    here = " on this node" if plan.cluster.nodes > 1 else ""  # what happened elsewhere, torch's agent does not know
+    text = f"first to fail{here}: node {node} rank {told['rank']}, exit code {code}"
     return Outcome(code, f"n{node}r{told['local_rank']}", text)
 
 

@@ -15,17 +15,18 @@ _RECENT_LINES = 20
 
 
 class LogTail:
-    """Lines that come into the `n<node>r<rank>.log` files of a folder after this was made."""
+    """Lines that come into the `n<node>r<rank>.log` files of one node after this was made; None: of all nodes."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, node: int | None = None) -> None:
         self._logs = logs
-        self._offsets = {path: path.stat().st_size for path in logs.glob("n*r*.log")}
+        self._names = "n*r*.log" if node is None else f"n{node}r*.log"
+        self._offsets = {path: path.stat().st_size for path in logs.glob(self._names)}
         self._rests: dict[Path, bytes] = {}
         self._recent: dict[str, deque[str]] = {}
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """Pairs of `n0r3` and a line, whole lines only, at most a mebibyte of each file a call."""
-        for path in sorted(self._logs.glob("n*r*.log")):
+        for path in sorted(self._logs.glob(self._names)):
             with open(path, "rb") as stream:
                 stream.seek(self._offsets.get(path, 0))
                 new = stream.read(_CHUNK_BYTES)

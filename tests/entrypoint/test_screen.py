@@ -29,6 +29,13 @@ def test_a_log_that_appears_later_is_read_from_its_start(tmp_path):
     assert list(tail.lines()) == [("n1r7", "\N{REPLACEMENT CHARACTER}" * 2 + " bytes")]
 
 
+def test_a_node_shows_its_own_processes_only(tmp_path):
+    tail = LogTail(tmp_path, node=1)
+    for name in ("n0r0", "n1r0", "n1r1", "n11r0"):
+        (tmp_path / f"{name}.log").write_text(f"{name} says\n")
+    assert [rank for rank, _ in tail.lines()] == ["n1r0", "n1r1"]
+
+
 def test_the_last_lines_of_a_rank_are_remembered(tmp_path):
     tail = LogTail(tmp_path)
     (tmp_path / "n0r1.log").write_text("".join(f"line {n}\n" for n in range(100)))
