@@ -74,6 +74,8 @@ def eject(context: Context, recipe: str, folder: Path) -> None:
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
+    if words[:1] == ("-m",):  # as Python takes it; TRAIN_SCRIPT holds both words in one
+        words = (" ".join(words[:2]), *words[2:])
     script, *arguments = words or ((request.script,) if request.script else (None,))
     recipe: Recipe | None = None
     if script is not None:

@@ -103,7 +103,9 @@ def _named(directories: Directories) -> RunDirectories:
 
 def _become(plan: Plan, environment: dict[str, str]) -> None:
     """One process of many that somebody else started: be the script."""
-    os.execvpe(sys.executable, [sys.executable, *plan.command[1:]], environment)
+    name, *arguments = plan.command
+    program = sys.executable if name == "python" else name
+    os.execvpe(program, [program, *arguments], environment)
 
 
 def _attend(plan: Plan, environment: dict[str, str], directories: RunDirectories) -> Outcome:

@@ -95,7 +95,8 @@ def make_plan(
 
 def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: bool) -> tuple[str, ...]:
     if is_process:
-        return ("python", "-u", *recipe.target, *recipe.arguments)
+        program = ("bash",) if recipe.is_shell else ("python", "-u")
+        return (*program, *recipe.target, *recipe.arguments)
     # max-restarts=0: an attempt is a fresh launch; torchrun's own restart cannot bring several nodes back
     # together (pytorch#146371).
     return (
@@ -106,6 +107,7 @@ def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: 
         f"--master-port={cluster.primary_port}",
         f"--nproc-per-node={cluster.processes_per_node}",
         "--max-restarts=0",
+        *(("--no-python", "bash") if recipe.is_shell else ()),
         *recipe.target,
         *recipe.arguments,
     )

@@ -1,6 +1,7 @@
 """What can be trained: the scripts that come with us, a script of the user's own, or a module."""
 
 import importlib.util
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -25,8 +26,13 @@ class Recipe:
 
     @property
     def target(self) -> tuple[str, ...]:
-        """How launchers are told what to run."""
+        """What Python is told to run; of a shell script, what bash is told."""
         return ("-m", self.module) if self.module else (str(self.script),)
+
+    @property
+    def is_shell(self) -> bool:
+        """A shell script, which Python would refuse as bad syntax."""
+        return self.script is not None and self.script.suffix == ".sh"
 
 
 OURS = {
@@ -42,14 +48,23 @@ def choose_recipe(script: str, arguments: tuple[str, ...] = (), *, base: Path) -
     """
     if script in OURS:
         return Recipe(script, OURS[script], TRAIN / f"{script}.py", arguments=arguments, ours=True)
-    if script.startswith("-m ") or script.startswith("-m\t"):
+    if re.match(r"-m\s", script):
         module = script[2:].strip()
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise SettingError(
+                f"{script!r}: {module!r} is not the name of a module",
+                fix="as in '-m package.module'; arguments belong into TRAIN_ARGS, or after it on the command line",
+            )
         return Recipe(module.rpartition(".")[2], f"module {module}", None, module, arguments)
     if "/" in script or script.endswith((".py", ".sh")):
         path = base / script
         return Recipe(path.stem, f"script {path}", path, arguments=arguments)
+    if script.startswith("-"):
+        raise SettingError(
+            f"no such option: {script}", fix=f"name what to train first ({', '.join(OURS)}, a path), then its options"
+        )
     raise SettingError(
-        f"TRAIN_SCRIPT={script!r} is no recipe",
+        f"{script!r} is no recipe",
         fix=f"one of {', '.join(OURS)}; a path with a slash or a suffix (./{script}); or '-m {script}'",
     )
 

@@ -46,6 +46,8 @@ def test_plan_takes_json_before_or_after_the_recipe(tmp_path):
         (("plan",), {"TRAIN_SCRIPTS": "ddp"}, 78, "TRAIN_SCRIPTS"),
         (("plan",), {"TRAIN_NODES": "two"}, 78, "two"),
         (("plan", "no-such-recipe"), {}, 78, "no-such-recipe"),
+        (("plan", "--jsn"), {}, 78, "no such option: --jsn"),
+        (("plan", "-m"), {}, 78, "no such option: -m"),
         (("train",), {}, 78, "nothing to train"),
         (("plan", "ddp", "--stepz", "3"), {}, 78, "--stepz"),
         (("plan",), {"TRAIN_SCRIPT": "ddp", "TRAIN_ARGS": "--data 'open"}, 78, "TRAIN_ARGS"),
@@ -77,6 +79,11 @@ def test_a_train_in_the_users_folder_shadows_nothing_of_ours(tmp_path):
     answer = run("plan", "ddp", "--steps", "3", cwd=tmp_path, TRAIN_VOLUME=str(tmp_path))
     assert answer.returncode == 0, answer.stderr
     assert "--steps 3" in answer.stdout
+
+
+def test_a_module_is_named_as_python_takes_it(tmp_path):
+    answer = run("plan", "--json", "-m", "package.module", "--flag", TRAIN_VOLUME=str(tmp_path))
+    assert json.loads(answer.stdout)["command"][-3:] == ["-m", "package.module", "--flag"]
 
 
 def test_recipe_and_arguments_may_come_from_variables(tmp_path):

@@ -154,6 +154,18 @@ def test_one_process_of_many_runs_the_script_and_starts_no_launcher():
     assert any("no launcher, no roll call, no restarts" in finding.text for finding in plan.findings)
 
 
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({}, ("--no-python", "bash", "/my run.sh", "a b")),
+        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, ("bash", "/my run.sh", "a b")),
+    ],
+)
+def test_a_shell_script_is_run_by_bash_and_not_by_python(variables, command):
+    plan = planned("laptop", variables, script="/my run.sh", arguments=("a b",))
+    assert plan.command[-len(command) :] == command
+
+
 def test_a_mpi_process_gets_the_five_names_that_training_code_reads():
     variables = {
         **{"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},

@@ -31,7 +31,13 @@ def test_a_recipe_of_ours_is_named_by_a_word():
     assert recipe.arguments == ("--steps", "3")
 
 
-@pytest.mark.parametrize("script", ["ddpp", "train", "-x"])
+@pytest.mark.parametrize("script", ["-m a b", "-m a-b", "-m ", "-m a..b", "-m /my.py"])
+def test_what_is_no_module_is_refused(script):
+    with pytest.raises(SettingError, match="not the name of a module"):
+        choose_recipe(script, base=BASE)
+
+
+@pytest.mark.parametrize("script", ["ddpp", "train", "-x", "-m"])
 def test_an_unknown_word_names_the_recipes(script):
     with pytest.raises(SettingError, match=script) as caught:
         choose_recipe(script, base=BASE)
