@@ -17,7 +17,7 @@ def _process(cluster: Cluster, is_process: bool) -> Iterator[Finding]:
     if is_process:
         yield Finding(
             "ok",
-            f"one of {cluster.world_size} processes that {cluster.provider} starts itself: no launcher, no roll call, "
+            f"one of {cluster.world_size} processes that run already ({cluster.provider}): no launcher, no roll call, "
             "no restarts by us",
         )
 

@@ -38,7 +38,7 @@ def make_cluster(environment: Environment, visible_gpus: int, listening_ports: t
         processes_per_node=processes,
         world_size=environment.world_size if environment.rank is not None else nodes * processes,  # type: ignore[arg-type]
         primary_address=environment.primary_address,
-        primary_port=environment.primary_port or _free_port(nodes, listening_ports),
+        primary_port=environment.primary_port or _port(environment, nodes, listening_ports),
         node_address=environment.node_address,
         peers=environment.peers,
         sources=sources,
@@ -58,6 +58,9 @@ def _processes(environment: Environment, visible_gpus: int, sources: dict[str, s
     if visible_gpus:
         sources["processes_per_node"] = "visible GPUs"
         return visible_gpus
+    if environment.local_rank is not None:  # a process that is not told how many are beside it
+        sources["processes_per_node"] = "not told, at least LOCAL_RANK + 1"
+        return environment.local_rank + 1
     sources["processes_per_node"] = "no GPU"
     return 1 if environment.nodes is None else _CPU_PROCESSES
 
@@ -83,7 +86,9 @@ def _nodes(environment: Environment, processes: int, sources: dict[str, str]) ->
     return nodes
 
 
-def _free_port(nodes: int, listening_ports: tuple[int, ...]) -> int:
-    if nodes > 1:  # all nodes must choose the same one, whatever is busy here
+def _port(environment: Environment, nodes: int, listening_ports: tuple[int, ...]) -> int:
+    # Who decides apart from others must choose as they do, whatever is busy here: every node, and every process that
+    # somebody else started (the first of them listens already when the second looks).
+    if nodes > 1 or environment.rank is not None:
         return DEFAULT_PORT
     return next(port for port in range(DEFAULT_PORT, 2**16) if port not in listening_ports)

@@ -163,14 +163,14 @@ def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tu
 
 
 def _process_settings(environment: Environment, cluster: Cluster, network: Network) -> tuple[Setting, ...]:
-    """The five variables that training code reads, where an MPI or a Slurm spells them otherwise."""
+    """The variables that training code reads, where an MPI or a Slurm spells them otherwise."""
     reason = f"this process as {cluster.provider} numbers it"
     values = {
         "RANK": environment.rank,
         "LOCAL_RANK": environment.local_rank,
         "WORLD_SIZE": cluster.world_size,
-        "LOCAL_WORLD_SIZE": cluster.processes_per_node,
+        "LOCAL_WORLD_SIZE": environment.processes_per_node,
         "MASTER_ADDR": cluster.primary_address or network.address,
         "MASTER_PORT": cluster.primary_port,
     }
-    return tuple(Setting(name, str(value), reason) for name, value in values.items())
+    return tuple(Setting(name, str(value), reason) for name, value in values.items() if value is not None)

@@ -49,6 +49,17 @@ def test_one_node_takes_the_next_port_where_somebody_listens_and_several_do_not(
     assert make_cluster(replace(several, primary_port=23456), 0).primary_port == 23456
 
 
+def test_processes_that_somebody_started_agree_on_a_port_without_looking():
+    process = replace(ALONE, processes_per_node=2, world_size=2, rank=1, local_rank=1)
+    assert make_cluster(process, 0, (29500,)).primary_port == 29500
+
+
+@pytest.mark.parametrize(("local_rank", "gpus", "at_least"), [(0, 0, 1), (3, 0, 4), (3, 8, 8)])
+def test_a_process_that_is_not_told_its_neighbours_is_not_alone_for_certain(local_rank, gpus, at_least):
+    process = replace(PLAINEST, node_rank=None, rank=9, local_rank=local_rank)
+    assert make_cluster(process, gpus).processes_per_node == at_least
+
+
 def test_the_source_of_each_number_is_kept():
     cluster = make_cluster(replace(PLAINEST, sources={"node_rank": "NODE_RANK"}), 8)
     assert cluster.sources == {

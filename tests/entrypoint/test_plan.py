@@ -166,6 +166,13 @@ def test_a_shell_script_is_run_by_bash_and_not_by_python(variables, command):
     assert plan.command[-len(command) :] == command
 
 
+def test_a_process_keeps_to_itself_what_nobody_told_it():
+    variables = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "192.168.1.40"}
+    names = {setting.name for setting in planned("laptop", variables).settings}
+    assert "LOCAL_WORLD_SIZE" not in names
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= names
+
+
 def test_a_mpi_process_gets_the_five_names_that_training_code_reads():
     variables = {
         **{"OMPI_COMM_WORLD_SIZE": "16", "OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"},
