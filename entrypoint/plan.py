@@ -87,6 +87,7 @@ def make_plan(
         findings=network.findings
         + _said_otherwise(environment)
         + _without_effect(request)
+        + _to_be_made(request, facts)
         + check(cluster, facts, gpus=gpus, is_process=is_process),
         grace_seconds=request.grace_seconds,
         process_rank=environment.rank,
@@ -150,6 +151,14 @@ def _without_effect(request: Request) -> tuple[Finding, ...]:
         Finding("warn", f"{name} is set, and has no effect in this version", f"unset {name}")
         for name in request.without_effect
     )
+
+
+def _to_be_made(request: Request, facts: Facts) -> tuple[Finding, ...]:
+    """A volume that is not mounted yet, or misspelt, would become a folder on this machine's own disk."""
+    if request.volume is None or facts.volume.exists is not False:
+        return ()
+    text = f"TRAIN_VOLUME={request.volume} does not exist here and will be made"
+    return (Finding("warn", text, "mount the volume there first, or correct TRAIN_VOLUME"),)
 
 
 def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tuple[Setting, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import SettingError
+from entrypoint.values import clean
 
 PREFIX = "TRAIN_"
 LAUNCHERS = ("torchrun",)
@@ -86,7 +87,7 @@ VARIABLES = (
         "script",
     ),
     Variable("TRAIN_ARGS", "its arguments, split as a shell splits words", "empty", "arguments"),
-    Variable("TRAIN_LAUNCHER", "`torchrun`", "torchrun", "launcher", _choice(*LAUNCHERS)),
+    Variable("TRAIN_LAUNCHER", "what starts the processes: `torchrun`", "torchrun", "launcher", _choice(*LAUNCHERS)),
     Variable("TRAIN_NODES", "number of nodes", "from the cloud's variables, else 1"),
     Variable("TRAIN_NODE_RANK", "which node this is, from 0", "from the cloud's variables, else 0"),
     Variable("TRAIN_NPROC", "processes per node", "from the cloud's variables, else one a GPU (CPU: 2)"),
@@ -161,7 +162,9 @@ def read_request(variables: Mapping[str, str]) -> Request:
     refuse_near_misses(variables)
     wishes: dict[str, Any] = {}
     for variable in VARIABLES:
-        text = variables.get(variable.name, "").strip()
+        given = variables.get(variable.name, "")
+        # In a list of words the outer quotes may belong to the first and the last.
+        text = given.strip() if variable.name == "TRAIN_ARGS" else clean(given)
         if not text or variable.field is None:
             continue
         try:
@@ -170,7 +173,9 @@ def read_request(variables: Mapping[str, str]) -> Request:
             raise SettingError(
                 f"{variable.name}={text!r} is not {error}", fix=f"{variable.name} means: {variable.meaning}"
             ) from None
-    idle = tuple(variable.name for variable in VARIABLES if not variable.works and variables.get(variable.name))
+    idle = tuple(
+        variable.name for variable in VARIABLES if not variable.works and clean(variables.get(variable.name, ""))
+    )
     return Request(**wishes, without_effect=idle)
 
 

@@ -122,6 +122,14 @@ def test_only_a_checkout_on_one_node_may_do_without_the_volume():
         planned("gpu-lost", two)
 
 
+@pytest.mark.parametrize(("exists", "said"), [(False, True), (True, False), (None, False)])
+def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, said):
+    facts = replay_facts(MACHINES / "laptop")
+    facts = replace(facts, volume=replace(facts.volume, exists=exists))
+    texts = [finding.text for finding in planned("laptop", {"TRAIN_VOLUME": "/mnt/shred"}, facts=facts).findings]
+    assert any("TRAIN_VOLUME=/mnt/shred does not exist here" in text for text in texts) == said
+
+
 @pytest.mark.parametrize(
     ("machine", "variables", "level", "text"),
     [

@@ -12,6 +12,10 @@ from entrypoint.request import VARIABLES, Request, edits, read_request
         ("TRAIN_SCRIPT", "ddp", "script", "ddp"),
         ("TRAIN_SCRIPT", " /workspace/my run.py\r\n", "script", "/workspace/my run.py"),
         ("TRAIN_VOLUME", "/mnt/shared", "volume", Path("/mnt/shared")),
+        ("TRAIN_VOLUME", '"/mnt/my disk"', "volume", Path("/mnt/my disk")),  # an env file keeps the quotes
+        ("TRAIN_SCRIPT", "''", "script", None),
+        ("TRAIN_ARGS", "'a b' 'c'\r\n", "arguments", "'a b' 'c'"),
+        ("TRAIN_RESTARTS", " ", "without_effect", ()),
         ("TRAIN_GRACE", "0", "grace_seconds", 0),
         ("TRAIN_AGAIN", "1", "again", True),
         ("TRAIN_STOP_ON", "failure:30m", "stop_on", "failure:30m"),
