@@ -9,7 +9,13 @@ from entrypoint.reasons import Finding
 
 def check(cluster: Cluster, facts: Facts, *, gpus: int, is_process: bool) -> tuple[Finding, ...]:
     """Findings in the order in which a person should read them: what stops first."""
-    found = [*_process(cluster, is_process), *_gpus(cluster, facts, gpus), *_volume(facts), *_memory(facts)]
+    found = [
+        *_process(cluster, is_process),
+        *_ranks(cluster, is_process),
+        *_gpus(cluster, facts, gpus),
+        *_volume(facts),
+        *_memory(facts),
+    ]
     return tuple(sorted(found, key=lambda finding: ("stop", "warn", "ok").index(finding.level)))
 
 
@@ -19,6 +25,15 @@ def _process(cluster: Cluster, is_process: bool) -> Iterator[Finding]:
             "ok",
             f"one of {cluster.world_size} processes that run already ({cluster.provider}): no launcher, no roll call, "
             "no restarts by us",
+        )
+
+
+def _ranks(cluster: Cluster, is_process: bool) -> Iterator[Finding]:
+    if cluster.node_rank is None and cluster.nodes > 1 and not is_process:
+        yield Finding(
+            "stop",
+            f"{cluster.provider} gives the ranks of its {cluster.nodes} nodes by arrival, which this version cannot do",
+            "set TRAIN_NODES, and TRAIN_NODE_RANK on each node, counting from 0",
         )
 
 

@@ -118,9 +118,11 @@ def _attend(plan: Plan, environment: dict[str, str], directories: RunDirectories
         *(str(outcome_file), str(directories.logs), str(plan.grace_seconds)),
         *plan.command[1:],
     ]
-    with Screen(sys.stdout, directories.run / "metrics.jsonl") as screen:
-        # A session of its own: Ctrl-C reaches this process alone, which asks the training to stop.
-        child = subprocess.Popen(command, env=environment, start_new_session=True)
+    log = directories.logs / f"n{plan.cluster.node_rank or 0}.log"
+    with Screen(sys.stdout, directories.run / "metrics.jsonl") as screen, open(log, "ab") as its_own:
+        # A session of its own: Ctrl-C reaches this process alone, which asks the training to stop. A log of its own:
+        # what it writes would tear the bar on a terminal.
+        child = subprocess.Popen(command, env=environment, stdout=its_own, stderr=its_own, start_new_session=True)
         request = _StopRequest(child, plan.grace_seconds, screen)
         while child.poll() is None:
             _show(tail.lines(), screen)

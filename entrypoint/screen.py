@@ -15,18 +15,22 @@ _RECENT_LINES = 20
 
 
 class LogTail:
-    """Lines that come into the `n<node>r<rank>.log` files of one node after this was made; None: of all nodes."""
+    """Lines that come into the logs of one node after this was made; None: of all nodes.
+
+    `n0r3.log` is what local rank 3 of node 0 writes, `n0.log` what its launcher does.
+    """
 
     def __init__(self, logs: Path, node: int | None = None) -> None:
         self._logs = logs
-        self._names = "n*r*.log" if node is None else f"n{node}r*.log"
-        self._offsets = {path: path.stat().st_size for path in logs.glob(self._names)}
+        name = "n[0-9]*" if node is None else f"n{node}"
+        self._names = (f"{name}.log", f"{name}r*.log")
+        self._offsets = {path: path.stat().st_size for path in self._paths()}
         self._rests: dict[Path, bytes] = {}
         self._recent: dict[str, deque[str]] = {}
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Pairs of `n0r3` and a line, whole lines only, at most a mebibyte of each file a call."""
-        for path in sorted(self._logs.glob(self._names)):
+        """Pairs of the log's name (`n0r3`) and a line, whole lines only, at most a mebibyte of each file a call."""
+        for path in self._paths():
             with open(path, "rb") as stream:
                 stream.seek(self._offsets.get(path, 0))
                 new = stream.read(_CHUNK_BYTES)
@@ -43,6 +47,9 @@ class LogTail:
             if rest:
                 yield self._noted(path.stem, rest)
         self._rests.clear()
+
+    def _paths(self) -> list[Path]:
+        return sorted({path for name in self._names for path in self._logs.glob(name)})
 
     def recent(self, rank: str) -> tuple[str, ...]:
         """The last lines of one rank that were given out."""
