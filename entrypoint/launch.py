@@ -169,6 +169,8 @@ def _outcome(path: Path, child_code: int, plan: Plan, asked_at: float | None) ->
         told = json.loads(path.read_text())
     except (OSError, ValueError):  # the child died before it could tell: its own end is all there is
         code = 128 - child_code if child_code < 0 else child_code or OWN_BUG
+        if asked_at is not None:
+            return Outcome(code, text="killed by a second Ctrl-C: what was not saved by then is lost")
         return Outcome(code, text=f"the launcher itself ended with {code}")
     if told.get("stopped"):
         return Outcome(STOPPED)

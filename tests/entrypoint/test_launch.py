@@ -1,6 +1,9 @@
 """What is made ready before a launch, without torch; real processes are in tests/train/test_ddp.py."""
 
+import time
 from pathlib import Path
+
+import pytest
 
 from entrypoint import launch
 from entrypoint.capture import replay_facts
@@ -26,3 +29,33 @@ def test_the_end_of_an_earlier_start_is_not_taken_for_this_ones(tmp_path):
         (run / left).touch()
     launch._prepare(planned(tmp_path))
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "logs", "plan.json"]
+
+
+FAILED = '{"exit_code": 42, "rank": 1, "local_rank": 1, "message": ""}'
+
+
+@pytest.mark.parametrize(
+    ("told", "child_code", "asked", "code", "text"),
+    [
+        ('{"exit_code": 0}', 0, False, 0, None),
+        (FAILED, 42, False, 42, "first to fail: node 0 rank 1, exit code 42"),
+        ('{"exit_code": 143, "stopped": true}', 143, True, 143, None),
+        ('{"exit_code": 143, "rank": 0, "local_rank": 0, "message": ""}', 143, False, 143, None),  # by the stop file
+        (None, -9, False, 137, "the launcher itself ended with 137"),
+        (None, 0, False, 70, "the launcher itself ended with 70"),
+        ("{", 1, False, 1, "the launcher itself ended with 1"),
+        (None, -9, True, 137, "killed by a second Ctrl-C: what was not saved by then is lost"),
+    ],
+)
+def test_an_end_is_told_as_it_was(tmp_path, told, child_code, asked, code, text):
+    path = tmp_path / "outcome.json"
+    if told is not None:
+        path.write_text(told)
+    outcome = launch._outcome(path, child_code, planned(tmp_path), time.monotonic() if asked else None)
+    assert (outcome.exit_code, outcome.text) == (code, text)
+
+
+def test_a_training_that_does_not_leave_in_time_was_killed(tmp_path):
+    outcome = launch._outcome(tmp_path / "none", 0, planned(tmp_path, TRAIN_GRACE="1"), time.monotonic() - 2)
+    assert outcome.exit_code == 137
+    assert "TRAIN_GRACE" in (outcome.text or "")
