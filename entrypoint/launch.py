@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ def run(plan: Plan, variables: Mapping[str, str]) -> int:
         _become(plan, environment)
     outcome = _attend(plan, environment, directories)
     told = {"exit_code": outcome.exit_code, "text": outcome.text}
-    _write(directories.run / _of_node("exit.json", plan), json.dumps(told) + "\n")
+    try:
+        _write(directories.run / _of_node("exit.json", plan), json.dumps(told) + "\n")
+    except OSError as error:  # a full volume, often the very reason why training ended: its own code is what counts
+        print(f"exit.json could not be written: {error.strerror}", file=sys.stderr)
     return outcome.exit_code
 
 
@@ -110,8 +114,11 @@ def _become(plan: Plan, environment: dict[str, str]) -> None:
 
 def _attend(plan: Plan, environment: dict[str, str], directories: RunDirectories) -> Outcome:
     """Start the launcher's child, show what it writes, pass requests to stop on, and say how it ended."""
-    outcome_file = directories.logs / _of_node("outcome.json", plan)
-    outcome_file.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as own_disk:  # the volume may be full, or gone, by the time there is an outcome
+        return _attend_until(Path(own_disk, "outcome.json"), plan, environment, directories)
+
+
+def _attend_until(outcome_file: Path, plan: Plan, environment: dict[str, str], directories: RunDirectories) -> Outcome:
     tail = LogTail(directories.logs, plan.cluster.node_rank)
     command = [
         *(sys.executable, "-P", str(_HERE / "elastic.py")),
@@ -206,5 +213,9 @@ def _of_node(name: str, plan: Plan) -> str:
 
 def _write(path: Path, text: str) -> None:
     partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")  # other processes may be writing it too
-    partial.write_text(text)
-    os.replace(partial, path)
+    try:
+        partial.write_text(text)
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

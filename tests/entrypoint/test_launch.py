@@ -31,6 +31,16 @@ def test_the_end_of_an_earlier_start_is_not_taken_for_this_ones(tmp_path):
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "logs", "plan.json"]
 
 
+def test_a_full_volume_does_not_hide_the_trainings_own_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(launch, "_attend", lambda *_: launch.Outcome(42))
+    plan = planned(tmp_path)
+    (launch._prepare(plan).run / "exit.json").mkdir()  # any reason for which it cannot be written
+    monkeypatch.setattr(launch, "_prepare", lambda plan: launch._named(plan.directories))
+    assert launch.run(plan, {}) == 42
+    assert "exit.json could not be written" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.partial"))
+
+
 FAILED = '{"exit_code": 42, "rank": 1, "local_rank": 1, "message": ""}'
 
 
