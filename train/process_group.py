@@ -47,7 +47,7 @@ def read_ranks(variables: Mapping[str, str]) -> tuple[int, int, int]:
     """
     missing = [name for name in _LAUNCHER_SETS if not variables.get(name)]
     if not missing:
-        return int(variables["RANK"]), int(variables["LOCAL_RANK"]), int(variables["WORLD_SIZE"])
+        return _number(variables, "RANK"), _number(variables, "LOCAL_RANK"), _number(variables, "WORLD_SIZE")
     if "RANK" in missing and "LOCAL_RANK" in missing and variables.get("WORLD_SIZE", "1") in ("", "1"):
         return 0, 0, 1
     given = ", ".join(f"{name}={variables[name]}" for name in _LAUNCHER_SETS if variables.get(name))
@@ -55,6 +55,13 @@ def read_ranks(variables: Mapping[str, str]) -> tuple[int, int, int]:
         f"{given} without {', '.join(missing)}: this process was not started by a launcher",
         fix="start it with `roundhouse train`, torchrun or accelerate, or unset these variables to train alone",
     )
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    try:
+        return int(variables[name])
+    except ValueError:
+        raise Problem(f"{name}={variables[name]!r} is not a number", fix="start it with a launcher") from None
 
 
 def stop() -> None:

@@ -26,3 +26,9 @@ def test_a_pods_world_size_without_a_launcher_does_not_wait_for_peers(missing):
         process_group.read_ranks(variables)
     assert missing in caught.value.problem
     assert "torchrun" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE"])
+def test_a_rank_that_is_no_number_is_quoted(name):
+    with pytest.raises(process_group.Problem, match=f"{name}='one' is not a number"):
+        process_group.read_ranks({**LAUNCHED, name: "one"})
