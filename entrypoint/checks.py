@@ -6,6 +6,9 @@ from entrypoint.cluster import Cluster
 from entrypoint.facts import Facts
 from entrypoint.reasons import Finding
 
+# Sources of the number of processes that count no GPUs.
+_MEANT_FOR_CPU = ("TRAIN_NPROC", "no GPU", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
+
 
 def check(cluster: Cluster, facts: Facts, *, gpus: int, is_process: bool) -> tuple[Finding, ...]:
     """Findings in the order in which a person should read them: what stops first."""
@@ -42,10 +45,11 @@ def _gpus(cluster: Cluster, facts: Facts, gpus: int) -> Iterator[Finding]:
         yield Finding("warn", "an NVIDIA driver is here, but NVML does not answer", "run nvidia-smi and read its error")
     elif facts.gpus and not gpus:
         yield Finding("warn", f"CUDA_VISIBLE_DEVICES hides all {len(facts.gpus)} GPUs", "unset it to train on them")
-    elif not gpus and "processes_per_node" in cluster.sources and cluster.sources["processes_per_node"] != "no GPU":
+    elif not gpus and cluster.sources.get("processes_per_node", "TRAIN_NPROC") not in _MEANT_FOR_CPU:
         yield Finding(
             "warn",
-            f"{cluster.processes_per_node} processes per node were asked for and no GPU is seen: they train on the CPU",
+            f"{cluster.sources['processes_per_node']} counts GPUs and none is seen: "
+            f"{cluster.processes_per_node} processes a node train on the CPU",
             "check that the container was started with its GPUs",
         )
     for gpu in facts.gpus or ():

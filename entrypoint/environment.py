@@ -38,7 +38,7 @@ class Environment:
     rank: int | None = None  # set with local_rank: a finished process contract, one process of many
     local_rank: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)  # field → the variable or file that told it
-    ignored: tuple[str, ...] = ()  # "MASTER_ADDR=…": said otherwise by a name of lower trust
+    ignored: Mapping[str, str] = field(default_factory=dict)  # "MASTER_ADDR=…", of lower trust → the field it missed
 
 
 def read_environment(variables: Mapping[str, str], root: Path = Path("/")) -> Environment:
@@ -168,7 +168,8 @@ def _check_primary(row: Row, place: Place, primary: Told[str] | None, seen: Vari
             f"{primary.quote} is loopback, but there are more nodes than one ({size.quote})",
             fix="set MASTER_ADDR or TRAIN_PRIMARY to the address of node rank 0 on the cluster network",
         )
-    if row.hides_primary and place.node_rank is not None and place.node_rank.value == 0:
+    is_first = place.node_rank is not None and place.node_rank.value == 0
+    if not row.needs_primary or (row.hides_primary and is_first):
         return
     raise SettingError(
         f"{size.quote}, but no address of the primary is told (MASTER_ADDR or the platform's own name is not set)",
@@ -248,7 +249,11 @@ _COMMON_NAMES: tuple[tuple[str, Reader[Any]], ...] = (
 )
 
 
-def _ignored(environment: Environment, seen: Variables) -> tuple[str, ...]:
+def _ignored(environment: Environment, seen: Variables) -> dict[str, str]:
     """Names of lower trust that say something else than what was decided: worth a line to the user."""
-    told = ((getattr(environment, name), readers.quietly(reader)(seen)) for name, reader in _COMMON_NAMES)
-    return tuple(said.quote for ours, said in told if said and values.comparable(said.value) != values.comparable(ours))
+    told = ((name, readers.quietly(reader)(seen)) for name, reader in _COMMON_NAMES)
+    return {
+        said.quote: name
+        for name, said in told
+        if said and values.comparable(said.value) != values.comparable(getattr(environment, name))
+    }

@@ -25,7 +25,8 @@ def resolve(
     A worker often boots before the primary's name is in the DNS (kubeflow/pytorch-operator#125): it says so every
     10 s and tries again, instead of dying and being restarted in a loop.
     """
-    began = said = clock()
+    began = clock()
+    said = began - _SAY_SECONDS  # the first line comes at once
     while True:
         try:
             return (lookup or _lookup)(host)

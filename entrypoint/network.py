@@ -28,17 +28,30 @@ class Network:
 
 
 def choose_network(
-    cluster: Cluster, facts: Facts, own: Mapping[str, str], *, gpus: int, hint: str | None, insisted: bool
+    cluster: Cluster,
+    facts: Facts,
+    own: Mapping[str, str],
+    *,
+    gpus: int,
+    hint: str | None,
+    insisted: bool = False,
+    must_be_known: bool = True,
 ) -> Network:
     """The network of this node.
 
     `own` are the NCCL_* and GLOO_* variables that came from outside; `hint` is an interface named by the platform,
-    or, if `insisted`, by TRAIN_INTERFACE. MachineError where a node of several has no interface for the others.
+    or, if `insisted`, by TRAIN_INTERFACE. MachineError where a node of several has no interface for the others, if it
+    must be known: not for a process that somebody else started.
     """
     backend, why = ("nccl", f"{gpus} visible GPUs") if gpus else ("gloo", "no visible GPU")
     if _is_here(cluster) and not insisted:
         return _one_machine(backend, why, facts, own)
-    chosen, reason = _choose(cluster, facts, hint, insisted)
+    try:
+        chosen, reason = _choose(cluster, facts, hint, insisted)
+    except MachineError as error:
+        if must_be_known:
+            raise
+        return Network(backend, why, (), "as the libraries choose: " + error.problem, None, (), (), ())
     names = tuple(interface.name for interface in chosen)
     settings, findings = _settings(names, reason, chosen, facts, own)
     return Network(backend, why, names, reason, _first_address(chosen[0]), _rejected(facts, names), settings, findings)
@@ -156,6 +169,9 @@ def _settings(
             findings += _differs(name, given, value, names, facts)
     if {ipaddress.ip_address(address).version for address in _plain(chosen[0])} == {6}:
         settings.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", f"{names[0]} has no IPv4 address"))
+    if facts.rdma and not any(port.usable for port in facts.rdma) and not own.get("NCCL_IB_DISABLE"):
+        # Listed but not to be opened, NCCL would fail or crawl instead of taking sockets (NVIDIA/nccl#451).
+        settings.append(Setting("NCCL_IB_DISABLE", "1", f"{facts.rdma[0].device} is listed but cannot be opened here"))
     return tuple(settings), tuple(findings)
 
 

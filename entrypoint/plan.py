@@ -70,6 +70,7 @@ def make_plan(
         gpus=gpus,
         hint=environment.interface_hint,
         insisted=cluster.sources.get("interface_hint") == "TRAIN_INTERFACE",
+        must_be_known=environment.rank is None,
     )
     is_process = environment.rank is not None
     directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
@@ -85,7 +86,7 @@ def make_plan(
         directories=directories,
         session="foreground",
         findings=network.findings
-        + _said_otherwise(environment)
+        + _said_otherwise(environment, cluster)
         + _without_effect(request)
         + _to_be_made(request, facts)
         + check(cluster, facts, gpus=gpus, is_process=is_process),
@@ -139,10 +140,15 @@ def _volume(request: Request, facts: Facts, base: Path, *, may_be_here: bool) ->
     )
 
 
-def _said_otherwise(environment: Environment) -> tuple[Finding, ...]:
+def _said_otherwise(environment: Environment, cluster: Cluster) -> tuple[Finding, ...]:
     return tuple(
-        Finding("warn", f"{said} is not followed: {environment.provider} says otherwise", "unset it")
-        for said in environment.ignored
+        Finding(
+            "warn",
+            f"{said} is not followed: {field.replace('_', ' ')} is {getattr(cluster, field)} "
+            f"({cluster.sources.get(field, environment.provider)})",
+            f"unset {said.partition('=')[0]}",
+        )
+        for said, field in environment.ignored.items()
     )
 
 
@@ -174,12 +180,13 @@ def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tu
 def _process_settings(environment: Environment, cluster: Cluster, network: Network) -> tuple[Setting, ...]:
     """The variables that training code reads, where an MPI or a Slurm spells them otherwise."""
     reason = f"this process as {cluster.provider} numbers it"
+    primary = cluster.primary_address or network.address
     values = {
         "RANK": environment.rank,
         "LOCAL_RANK": environment.local_rank,
         "WORLD_SIZE": cluster.world_size,
         "LOCAL_WORLD_SIZE": environment.processes_per_node,
-        "MASTER_ADDR": cluster.primary_address or network.address,
-        "MASTER_PORT": cluster.primary_port,
+        "MASTER_ADDR": environment.primary_address and primary,  # told to none: they meet in a way of their own
+        "MASTER_PORT": environment.primary_address and cluster.primary_port,
     }
     return tuple(Setting(name, str(value), reason) for name, value in values.items() if value is not None)

@@ -52,6 +52,7 @@ class Row:
     interface_hint: Reader[str] = nothing
     by_arrival: Condition = unrecognised  # ranks are given by a rendezvous: none is told
     hides_primary: bool = False  # node 0 is not told its own address
+    needs_primary: bool = True  # False: several processes may be left to find each other in their own way
     lends: bool = True  # may add an address or port to a row above it
 
 
@@ -96,6 +97,7 @@ _PROCESS = Row(
     primary=_torch_primary,
     port=_torch_port,
     node_address=address("NODE_ADDR"),
+    needs_primary=False,
 )
 
 

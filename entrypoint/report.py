@@ -9,6 +9,7 @@ from typing import Any
 
 from entrypoint.facts import Facts
 from entrypoint.plan import Plan
+from entrypoint.values import endpoint
 
 _WIDTH = 13
 
@@ -58,7 +59,7 @@ def _environment(plan: Plan) -> list[str]:
     line = f"{place}, {cluster.processes_per_node} processes a node{_source(plan, 'processes_per_node')}"
     if cluster.nodes > 1:
         address = cluster.primary_address or f"{plan.network.address} (this node)"
-        line += f", primary {_endpoint(address, cluster.primary_port)}{_source(plan, 'primary_address')}"
+        line += f", primary {endpoint(address, cluster.primary_port)}{_source(plan, 'primary_address')}"
     if cluster.provider != "none":
         line += f", {cluster.provider}"
     recipe = plan.recipe
@@ -68,10 +69,6 @@ def _environment(plan: Plan) -> list[str]:
 def _source(plan: Plan, field: str) -> str:
     source = plan.cluster.sources.get(field)
     return f" ({source})" if source else ""
-
-
-def _endpoint(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _facts(facts: Facts) -> list[str]:

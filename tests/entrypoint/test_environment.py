@@ -155,7 +155,10 @@ VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         {"NUM_NODES": "1", "NUM_TRAINERS": "1", "PET_NNODES": "3:3", "PET_NPROC_PER_NODE": "2"}
         | {"PET_RDZV_ENDPOINT": "x:1"},
         place(1, 0, 1, "127.0.0.1")
-        | {"provider": "runpod-cluster", "ignored": ("PET_NNODES=3:3", "PET_NPROC_PER_NODE=2")},
+        | {
+            "provider": "runpod-cluster",
+            "ignored": {"PET_NNODES=3:3": "nodes", "PET_NPROC_PER_NODE=2": "processes_per_node"},
+        },
     ),
     "NUM_NODES alone beats stray PET_*": (
         {"NUM_NODES": "1", "PET_NNODES": "3:3", "PET_NPROC_PER_NODE": "2"},
@@ -224,7 +227,11 @@ VARIANTS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "skypilot inside slurm": (SKYPILOT | SLURM_STEP, place(2, 1, 8, "10.0.1.4") | {"provider": "skypilot"}),
     "skypilot inside a runpod cluster: neither its address nor its port": (
         SKYPILOT | RUNPOD,
-        place(2, 1, 8, "10.0.1.4") | {"primary_port": None, "ignored": ("MASTER_ADDR=10.65.0.2", "MASTER_PORT=29500")},
+        place(2, 1, 8, "10.0.1.4")
+        | {
+            "primary_port": None,
+            "ignored": {"MASTER_ADDR=10.65.0.2": "primary_address", "MASTER_PORT=29500": "primary_port"},
+        },
     ),
     "dstack inside a runpod pod": (
         DSTACK | {"RUNPOD_POD_ID": "abc"},

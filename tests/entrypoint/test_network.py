@@ -15,10 +15,12 @@ TWO_NODES = Cluster("none", 2, 1, 8, 16, None, 29500, None, (), {})
 
 
 def chosen(machine: str, own: dict[str, str] | None = None, hint: str | None = None, **cluster: object) -> Network:
-    insisted = bool(cluster.pop("insisted", False))
+    insisted, known = bool(cluster.pop("insisted", False)), bool(cluster.pop("must_be_known", True))
     facts = replay_facts(MACHINES / machine)
     told = replace(TWO_NODES, **cluster)  # type: ignore[arg-type]
-    return choose_network(told, facts, own or {}, gpus=len(facts.gpus or ()), hint=hint, insisted=insisted)
+    return choose_network(
+        told, facts, own or {}, gpus=len(facts.gpus or ()), hint=hint, insisted=insisted, must_be_known=known
+    )
 
 
 def settings(network: Network) -> dict[str, str]:
@@ -69,6 +71,19 @@ def test_several_nodes_without_a_way_to_the_primary_are_refused(machine, primary
         chosen(machine, primary_address=primary)
     assert primary in caught.value.problem
     assert "TRAIN_INTERFACE" in caught.value.fix
+
+
+def test_rdma_that_cannot_be_opened_is_switched_off_unless_the_person_decided():
+    two = {"primary_address": "172.17.0.9", "node_address": "172.17.0.2"}
+    assert settings(chosen("rdma-without-device", **two))["NCCL_IB_DISABLE"] == "1"
+    assert "NCCL_IB_DISABLE" not in settings(chosen("rdma-without-device", {"NCCL_IB_DISABLE": "0"}, **two))
+    assert "NCCL_IB_DISABLE" not in settings(chosen("h100-infiniband", primary_address="10.1.0.12"))
+
+
+def test_a_process_that_runs_already_may_have_no_known_interface():
+    network = chosen("runpod-cluster", primary_address="not-resolved-yet", must_be_known=False)
+    assert (network.interfaces, network.settings) == ((), ())
+    assert "not-resolved-yet" in network.reason
 
 
 @pytest.mark.parametrize(("backend", "machine"), [("gloo", "laptop"), ("nccl", "runpod-cluster")])

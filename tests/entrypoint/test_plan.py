@@ -135,7 +135,18 @@ def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, s
     [
         ("driver-without-nvml", {"TRAIN_VOLUME": "/v"}, "warn", "NVML does not answer"),
         ("runpod-cluster", {**RUNPOD, "CUDA_VISIBLE_DEVICES": ""}, "warn", "hides all 8 GPUs"),
-        ("laptop", {"TRAIN_NPROC": "8"}, "warn", "8 processes per node were asked for and no GPU is seen"),
+        (
+            "laptop",
+            {"SKYPILOT_NUM_NODES": "1", "SKYPILOT_NODE_RANK": "0", "SKYPILOT_NUM_GPUS_PER_NODE": "8"},
+            "warn",
+            "SKYPILOT_NUM_GPUS_PER_NODE counts GPUs and none is seen: 8 processes a node train on the CPU",
+        ),
+        (
+            "runpod-cluster",
+            {**RUNPOD, "MASTER_ADDR": "10.65.0.9", "TRAIN_PRIMARY": "10.65.0.3:29500"},
+            "warn",
+            "MASTER_ADDR=10.65.0.9 is not followed: primary address is 10.65.0.3 (TRAIN_PRIMARY)",
+        ),
         ("container-two-cores", {}, "warn", "/dev/shm has 64 MiB"),
         ("container-two-cores", {}, "warn", "/workspace is not a mount"),
         ("rdma-without-device", {"TRAIN_VOLUME": "/v"}, "warn", "RDMA ports are visible but cannot be opened"),
@@ -180,6 +191,16 @@ def test_a_process_keeps_to_itself_what_nobody_told_it():
     names = {setting.name for setting in planned("laptop", variables).settings}
     assert "LOCAL_WORLD_SIZE" not in names
     assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= names
+
+
+def test_processes_that_are_told_no_primary_run_all_the_same():
+    plan = planned("runpod-cluster", {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"})
+    assert plan.process_rank == 1
+    assert "MASTER_ADDR" not in {setting.name for setting in plan.settings}
+
+
+def test_a_deliberate_run_on_the_cpu_is_no_reason_to_warn():
+    assert planned("laptop", {"TRAIN_NPROC": "4"}).findings == ()
 
 
 def test_a_mpi_process_gets_the_five_names_that_training_code_reads():
