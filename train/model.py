@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pretrained
 import torch
 import torch.nn.functional as F
 from accelerate import init_empty_weights
@@ -119,8 +120,10 @@ class Decoder(nn.Module):
 
 
 def build_model(options: Options, vocabulary: int) -> nn.Module:
-    """The model that the options ask for, with the weights that their seed gives, on the CPU."""
+    """The model that the options ask for, with the weights that --model or else the seed gives, on the CPU."""
     torch.manual_seed(options.seed)
+    if options.model:
+        return pretrained.load_model(options, vocabulary)
     model = Decoder(SIZES[options.model_size], vocabulary)
     model.checkpointed = options.activation_checkpointing
     return model

@@ -167,7 +167,13 @@ def parse(arguments: Sequence[str], kind: type[AnyOptions] = Options) -> AnyOpti
         raise Problem(f"no such option: {error.option_name}", fix=hint) from None
     except click.UsageError as error:
         raise Problem(error.format_message(), fix="--help lists the options") from None
-    return kind(**context.params)
+    options = kind(**context.params)
+    if options.lora_rank and options.model is None:
+        raise Problem(
+            f"--lora-rank {options.lora_rank} without --model: there are no weights to adapt",
+            fix="--model FOLDER or hub id, or leave --lora-rank out",
+        )
+    return options
 
 
 def help_text(kind: type[Options] = Options) -> str:

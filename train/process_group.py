@@ -1,14 +1,19 @@
 """This process among the others: the launcher's variables → device and process group."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from options import Problem
 
+Result = TypeVar("Result")
+
+TIMEOUT = timedelta(minutes=10)
+PATIENCE = timedelta(days=1)  # for what one rank does while the others have nothing else to do
 _LAUNCHER_SETS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -35,7 +40,7 @@ def start(variables: Mapping[str, str] = os.environ) -> Process:
     # gloo beside NCCL: checkpoints and object broadcasts travel as CPU tensors
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
-    dist.init_process_group(backend, timeout=timedelta(minutes=10), **alone)
+    dist.init_process_group(backend, timeout=TIMEOUT, **alone)
     return Process(rank, local_rank, world_size, device)
 
 
@@ -72,4 +77,22 @@ def from_first(value: object) -> object:
     """Rank 0's value on every rank, so that nobody decides on what it alone sees of a shared file system."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def first_does(work: Callable[[], Result]) -> Result:
+    """Rank 0 does it while the others wait, up to a day; its result, or its Problem, is everybody's."""
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+    result: Result | None = None
+    problem: Problem | None = None
+    if dist.get_rank() == 0:
+        try:
+            result = work()
+        except Problem as error:
+            problem = error
+    box = [result, problem]
+    dist.broadcast_object_list(box, src=0, group=waiting)
+    dist.destroy_process_group(waiting)
+    if box[1] is not None:
+        raise box[1]
     return box[0]

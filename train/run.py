@@ -3,14 +3,16 @@
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import checkpoint
 import flops
+import pretrained
 import process_group
 import samples
+import tokenized
 import torch
 import torch.distributed as dist
 from checkpoint import Found
@@ -66,7 +68,7 @@ class Run:
         began_with = self.found.about["global_batch"] if self.found else None
         self.options = settle_batch(options, process.world_size, began_with)
         self.passes = accumulation(self.options, process.world_size)
-        self.samples = open_samples(self.options, self.directory / "data", process)
+        self.samples = open_samples(self.options, self.directory / "data")
         if options.epochs is not None:
             steps = math.ceil(options.epochs * len(self.samples.train) / self.options.global_batch)
             self.options = replace(self.options, steps=steps)
@@ -74,12 +76,15 @@ class Run:
         self.metrics = Metrics(self.directory, self.options, speak=process.is_first)
         self._stop, self._saves = StopRequest.from_environment(), Cadence(options.save_every)
         self._skipped = 0
+        self.form = "torch.distributed.checkpoint"
 
     @property
     def identity(self) -> dict[str, object]:
         """What must be the same when a run goes on; kept in the manifest of each checkpoint."""
-        shared = ("model_size", "seq_length", "global_batch", "seed")
-        return {name: getattr(self.options, name) for name in shared} | {"data": self.samples.fingerprint}
+        shared = ("seq_length", "global_batch", "seed")
+        weights = ("model", "lora_rank") if self.options.model else ("model_size",)
+        chosen = {name: getattr(self.options, name) for name in (*weights, *shared)}
+        return chosen | {"data": self.samples.fingerprint, "form": self.form}
 
     def resume(self, read: Callable[[Path], None]) -> int:
         """The step to go on from, after `read` has read its checkpoint; 0 where there is none."""
@@ -99,8 +104,10 @@ class Run:
 
     def describe(self, model: nn.Module) -> None:
         count = sum(parameter.numel() for parameter in model.parameters())
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self.metrics.say(
-            f"model {self.options.model_size}, {count:,} parameters, {'bf16' if self.bfloat16 else 'fp32'}"
+            f"model {self.options.model or self.options.model_size}, {count:,} parameters"
+            f"{f' ({trained:,} trained)' if trained < count else ''}, {'bf16' if self.bfloat16 else 'fp32'}"
         )
         card = flops.peak(self.process.device)
         self.metrics.set_flops(flops.per_token(model, self.options.seq_length), card and card * self.process.world_size)
@@ -112,7 +119,11 @@ class Run:
         train, options = self.samples.train, self.options
         together = samples_of_step(options.seed, step, options.global_batch, len(train))
         inputs, targets = train.rows(together[self.process.rank :: self.process.world_size])
-        return Batch(inputs.to(self.process.device), targets.to(self.process.device), train.learnt(together))
+        # Dropout, too, is a function of seed, step and rank: a resume needs no state of a random generator.
+        torch.manual_seed(hash((options.seed, step, self.process.rank)))
+        # At least 1: of conversations that are cut before an answer, a whole batch may teach nothing.
+        learnt = max(1, train.learnt(together))
+        return Batch(inputs.to(self.process.device), targets.to(self.process.device), learnt)
 
     def rate(self, step: int) -> float:
         return learning_rate(self.options, step)
@@ -160,11 +171,17 @@ class Run:
         self.metrics.say(f"stopped on request after step {step}; start it again to go on")
         return STOPPED
 
-    def report(self, model: nn.Module) -> None:
-        """The end: the validation loss beside a bigram model's, and a text that the model wrote."""
+    def report(self, model: nn.Module, state: Mapping[str, Tensor] | None = None) -> None:
+        """The end, on all ranks: the validation loss, and of our own model a bigram's beside it and a text it wrote.
+
+        A model of Hugging Face is saved for from_pretrained; `state`: its whole state, where only the recipe can
+        gather it.
+        """
         if self.metrics.validation_loss is None:  # the run had reached its last step before
             self.validate(self.options.steps, model)
         summary = {"step": self.options.steps, "validation_loss": self.metrics.validation_loss}
+        if pretrained.is_pretrained(model):
+            self._save_model(model, pretrained.gathered(model) if state is None else state)
         if isinstance(model, Decoder):  # of bytes
             inputs, targets = self._validation_rows()
             bigram = samples.bigram_loss(
@@ -181,6 +198,13 @@ class Run:
             self.metrics.say("a sample:\n" + samples.printable(bytes(text[0].tolist()).decode(errors="replace")))
         if self.process.is_first:
             (self.directory / "summary.json").write_text(json.dumps(summary) + "\n")
+
+    def _save_model(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+        assert self.options.model is not None
+        if self.process.is_first:
+            pretrained.save(model, state, self.options.model, self.directory / "model")
+        dist.barrier()
+        self.metrics.say(f"saved {self.directory / 'model'} for from_pretrained")
 
     def _validation_rows(self) -> tuple[Tensor, Tensor]:
         """As many rows for each rank: a sharded model gathers its weights in each pass, so all must make the same."""
@@ -199,17 +223,10 @@ class Run:
             raise Diverged(f"the gradient was not finite for {MOST_SKIPPED} steps in a row, up to step {step}")
 
 
-def open_samples(options: Options, folder: Path, process: Process) -> Samples:
-    """Rank 0 writes the samples to the volume, everybody maps them; a Problem of rank 0 is everybody's."""
-    problem: Problem | None = None
-    if process.is_first:
-        try:
-            samples.prepare_bytes(options.data, folder)
-        except Problem as error:
-            problem = error
-    if problem := process_group.from_first(problem):
-        raise problem
-    return samples.open_bytes(folder, options.seq_length)
+def open_samples(options: Options, folder: Path) -> Samples:
+    """Rank 0 writes the samples to the volume, however long it takes; everybody maps them."""
+    process_group.first_does(lambda: tokenized.prepare(options, folder))
+    return samples.open_prepared(folder, options.seq_length)
 
 
 def wants_bfloat16(options: Options, device: torch.device) -> bool:

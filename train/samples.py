@@ -114,7 +114,7 @@ def prepare_bytes(paths: Sequence[str], folder: Path) -> None:
                 f"--data {' '.join(paths)}: {len(text)} bytes of text are too few to train on", fix="give more text"
             )
         digest = hashlib.sha256()
-        for name, part in zip(("train", "validation"), _split(np.frombuffer(text, np.uint8)), strict=True):
+        for name, part in zip(("train", "validation"), cut(np.frombuffer(text, np.uint8)), strict=True):
             write_file(folder / f"{name}.bin", part.tobytes())
             digest.update(part)
         return {"files": len(files), "fingerprint": digest.hexdigest()}
@@ -122,17 +122,29 @@ def prepare_bytes(paths: Sequence[str], folder: Path) -> None:
     prepare_once(folder, source_of(files), write)
 
 
-def open_bytes(folder: Path, seq_length: int) -> Samples:
+def open_prepared(folder: Path, seq_length: int) -> Samples:
+    """What prepare_bytes or tokenized.prepare wrote, mapped; Problem where it is too short for the sequence length."""
     about = read_about(folder)
-    train, validation = (
-        Split(np.memmap(folder / f"{name}.bin", np.uint8, "r"), seq_length) for name in ("train", "validation")
-    )
+    train, validation = (_open_split(folder / name, about, seq_length) for name in ("train", "validation"))
     if not len(train) or not len(validation):
         raise Problem(
-            f"--seq-length {seq_length}: the validation text has only {len(validation.tokens)} bytes",
+            f"--seq-length {seq_length}: the validation text has only {len(validation.tokens)} tokens",
             fix="a shorter --seq-length, or more --data",
         )
-    return Samples(train, validation, about["fingerprint"], about["files"])
+    if not train.learnt(range(min(128, len(train)))) or not validation.learnt(range(min(128, len(validation)))):
+        raise Problem(
+            f"--seq-length {seq_length}: the conversations have no answer within so many tokens",
+            fix="a longer --seq-length",
+        )
+    return Samples(train, validation, about["fingerprint"], about["files"], about.get("vocabulary", BYTES))
+
+
+def _open_split(path: Path, about: dict, seq_length: int) -> Split:
+    tokens = np.memmap(f"{path}.bin", about.get("dtype", "uint8"), "r")
+    if not about.get("chat"):
+        return Split(tokens, seq_length)
+    learn = np.memmap(f"{path}.learn.bin", np.uint8, "r")
+    return Split(tokens, seq_length, learn, np.load(f"{path}.starts.npy", mmap_mode="r"))
 
 
 def bigram_loss(text: np.ndarray, inputs: Tensor, targets: Tensor) -> float:
@@ -187,7 +199,8 @@ def _texts(files: Sequence[Path]) -> Iterator[bytes]:
             yield text + END_OF_FILE
 
 
-def _split(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def cut(text: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Train and validation: every 20th block of the stream is validation."""
     block = min(_BLOCK, len(text) // _VALIDATION_EVERY)
     is_validation = np.arange(len(text)) // block % _VALIDATION_EVERY == _VALIDATION_EVERY - 1
     return text[~is_validation], text[is_validation]

@@ -48,18 +48,18 @@ def test_a_path_that_is_not_there_is_quoted():
 def test_a_corpus_is_written_once_and_again_when_a_file_changes(files, tmp_path):
     folder = tmp_path / "corpus"
     samples.prepare_bytes([str(files / "a.txt")], folder)
-    first = samples.open_bytes(folder, 64)
+    first = samples.open_prepared(folder, 64)
     written = (folder / "train.bin").stat().st_mtime_ns
     samples.prepare_bytes([str(files / "a.txt")], folder)
     assert (folder / "train.bin").stat().st_mtime_ns == written
     (files / "a.txt").write_text(TEXT + "more\n")
     samples.prepare_bytes([str(files / "a.txt")], folder)
-    assert samples.open_bytes(folder, 64).fingerprint != first.fingerprint
+    assert samples.open_prepared(folder, 64).fingerprint != first.fingerprint
 
 
 def test_train_and_validation_share_out_the_text_and_leave_binary_files_out(files, tmp_path):
     samples.prepare_bytes([str(files / "deep")], tmp_path / "corpus")
-    corpus = samples.open_bytes(tmp_path / "corpus", 64)
+    corpus = samples.open_prepared(tmp_path / "corpus", 64)
     train, validation = corpus.train.tokens, corpus.validation.tokens
     assert len(train) + len(validation) == len(TEXT) + 1
     assert 0.04 < len(validation) / len(TEXT) < 0.06
@@ -110,4 +110,4 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(files, tmp_path, m
     monkeypatch.undo()
     assert os.listdir(folder) == ["train.partial"]
     samples.prepare_bytes([str(files / "a.txt")], folder)
-    assert samples.open_bytes(folder, 64).files == 1
+    assert samples.open_prepared(folder, 64).files == 1
