@@ -18,10 +18,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from process_group import from_first
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
 
 MANIFEST = "manifest.json"
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 _COMPLETE = re.compile(r"step-(\d+)")
 
 
@@ -36,7 +37,7 @@ class Found:
 
 
 def write_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Model and optimizer into `folder`, each rank its share."""
+    """Model and optimizer into `folder`, each rank its share; without what is frozen, which never changes."""
     dcp.save(_state(model, optimizer), checkpoint_id=folder)
 
 
@@ -44,7 +45,9 @@ def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer from `folder`, in place, whatever number of processes wrote them."""
     state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
     dcp.load(state, checkpoint_id=folder)
-    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
+    )
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:
@@ -103,7 +106,7 @@ def damage(path: Path) -> str | None:
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    model_state, optimizer_state = get_state_dict(model, optimizer)
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=_TRAINED)
     return {"model": model_state, "optimizer": optimizer_state}
 
 
