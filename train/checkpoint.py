@@ -36,6 +36,10 @@ class Found:
     damaged: tuple[str, ...] = ()
 
 
+class NotSaved(Exception):
+    """A checkpoint could not be written; the ones before it are as they were."""
+
+
 def write_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer into `folder`, each rank its share; without what is frozen, which never changes."""
     dcp.save(_state(model, optimizer), checkpoint_id=folder)
@@ -53,21 +57,56 @@ def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
 def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:
     """Make `step-<step>` in `folder` of what `write` puts into the folder that it is given, on all ranks.
 
-    Returns after the rename, on all ranks. `about` is kept in the manifest.
+    Returns after the rename, on all ranks; NotSaved on all ranks, with nothing left behind, where it failed twice or
+    the volume has less room than the newest checkpoint takes. `about` is kept in the manifest.
     """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     if from_first(_is_complete(final)):
         return final
+    manifest = {"step": step, "world_size": dist.get_world_size(), "about": about}
+    failed = from_first(_no_room(folder) if dist.get_rank() == 0 else None)
+    tries = 0 if failed else 2  # a network file system hiccups
+    while tries:
+        tries -= 1
+        failed = _try(lambda: _write_partial(partial, write))
+        if failed is None:
+            failed = _try(lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None)
+        if failed is None:
+            return final
     if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed while saving
+        shutil.rmtree(partial, ignore_errors=True)
+    dist.barrier()
+    raise NotSaved(f"step {step} was not saved to {folder}: {failed}")
+
+
+def _write_partial(partial: Path, write: Callable[[Path], None]) -> None:
+    if dist.get_rank() == 0:
+        shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
         partial.mkdir(parents=True)
     dist.barrier()
     write(partial)
-    dist.barrier()  # every rank's files are there before the manifest names them
-    if dist.get_rank() == 0:
-        _commit(partial, final, {"step": step, "world_size": dist.get_world_size(), "about": about})
-    dist.barrier()
-    return final
+
+
+def _try(act: Callable[[], object]) -> str | None:
+    """Do something on all ranks; what went wrong on the first that it went wrong on, the same answer on all."""
+    wrong: str | None = None
+    try:
+        act()
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:  # torch tells a full disk as RuntimeError
+        wrong = " ".join(str(error).split())[:300] or type(error).__name__
+    everybodys: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, wrong)
+    return next((each for each in everybodys if each is not None), None)
+
+
+def _no_room(folder: Path) -> str | None:
+    """Why another checkpoint of the size of the newest one does not fit; None: it does, or there is none to compare."""
+    found = _look(folder)
+    if found is None:
+        return None
+    needed = sum(json.loads((found.path / MANIFEST).read_text())["files"].values())
+    free = shutil.disk_usage(folder).free
+    return None if free >= needed else f"{free:,} bytes are free and {found.path.name} takes {needed:,}"
 
 
 def newest(folder: Path) -> Found | None:
@@ -78,7 +117,11 @@ def newest(folder: Path) -> Found | None:
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the `keep` newest complete checkpoints. Only after a save has returned on all ranks."""
     if dist.get_rank() == 0:
-        for step in to_delete(_steps(folder), keep):
+        complete = [step for step in _steps(folder) if _is_complete(folder / f"step-{step}")]
+        for step in set(_steps(folder)) - set(complete):  # out of the way: its number may be the highest
+            shutil.rmtree(folder / f"step-{step}.damaged", ignore_errors=True)
+            os.rename(folder / f"step-{step}", folder / f"step-{step}.damaged")
+        for step in to_delete(complete, keep):
             # the manifest goes first: what is half deleted is not complete
             (folder / f"step-{step}" / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder / f"step-{step}")

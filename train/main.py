@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 
 import process_group
+from checkpoint import NotSaved
 from options import Options, Problem, parse
 from run import Diverged, Run
 
@@ -21,6 +22,11 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
     except Problem as problem:
         _tell(f"error: {problem}")
         code = problem.exit_code
+    except NotSaved as error:
+        _tell(
+            f"error: {error}\n  fix: make room on the volume, or --keep fewer; start it again to go on from the last one"
+        )
+        code = 1
     except Diverged as error:
         _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")
         code = 1

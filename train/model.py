@@ -119,11 +119,11 @@ class Decoder(nn.Module):
         return tokens
 
 
-def build_model(options: Options, vocabulary: int) -> nn.Module:
+def build_model(options: Options, vocabulary: int, *, skeleton: bool = False) -> nn.Module:
     """The model that the options ask for, with the weights that --model or else the seed gives, on the CPU."""
     torch.manual_seed(options.seed)
     if options.model:
-        return pretrained.load_model(options, vocabulary)
+        return pretrained.load_model(options, vocabulary, skeleton=skeleton)
     model = Decoder(SIZES[options.model_size], vocabulary)
     model.checkpointed = options.activation_checkpointing
     return model
@@ -132,7 +132,10 @@ def build_model(options: Options, vocabulary: int) -> nn.Module:
 def build_skeleton(options: Options, vocabulary: int) -> nn.Module:
     """The same model with its parameters on the meta device, to be filled by a broadcast; its buffers are real."""
     with init_empty_weights(include_buffers=False):
-        return build_model(options, vocabulary)
+        model = build_model(options, vocabulary, skeleton=True)
+    if hasattr(model, "tie_weights"):  # each use of a shared weight was given a parameter of its own
+        model.tie_weights()
+    return model
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

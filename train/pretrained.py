@@ -31,12 +31,13 @@ def tokenizer_identity(tokenizer: Any) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def load_model(options: Options, vocabulary: int) -> nn.Module:
+def load_model(options: Options, vocabulary: int, *, skeleton: bool = False) -> nn.Module:
     """The model of --model in fp32, in training mode, with adapters where --lora-rank asks for them.
 
-    The same on every rank: adapters start from the seed that torch was given.
+    The same on every rank: adapters start from the seed that torch was given. A skeleton is made from the
+    configuration alone, for who fills in the weights.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # of every rank, into the log
@@ -45,7 +46,11 @@ def load_model(options: Options, vocabulary: int) -> nn.Module:
     # Adapters name their base, for who loads them from elsewhere.
     source = str(Path(name).resolve()) if Path(name).is_dir() else name
     loading = {"dtype": torch.float32, "trust_remote_code": False}
-    model = _load("model", name, lambda: AutoModelForCausalLM.from_pretrained(source, **loading))
+    if skeleton:
+        config = _load("configuration", name, lambda: AutoConfig.from_pretrained(source, trust_remote_code=False))
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    else:
+        model = _load("model", name, lambda: AutoModelForCausalLM.from_pretrained(source, **loading))
     rows = model.get_input_embeddings().num_embeddings
     if vocabulary > rows:
         raise Problem(

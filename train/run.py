@@ -15,7 +15,7 @@ import samples
 import tokenized
 import torch
 import torch.distributed as dist
-from checkpoint import Found
+from checkpoint import Found, NotSaved
 from loss import summed_loss
 from metrics import Metrics
 from model import Decoder
@@ -76,6 +76,7 @@ class Run:
         self.metrics = Metrics(self.directory, self.options, speak=process.is_first)
         self._stop, self._saves = StopRequest.from_environment(), Cadence(options.save_every)
         self._skipped = 0
+        self._leaving = False  # the next save is the last
         self.form = "torch.distributed.checkpoint"
 
     @property
@@ -140,6 +141,7 @@ class Run:
         flags = torch.tensor([float(self._stop.seen()), float(self.process.is_first and self._saves.due(step))])
         dist.all_reduce(flags)
         stop, save = (flags > 0).tolist()
+        self._leaving = last or stop
         validate = last or step % self.options.eval_every == 0
         if last or stop or validate or step % self.options.log_every == 0:
             dist.all_reduce(loss)
@@ -160,11 +162,20 @@ class Run:
         self.metrics.log_validation(step, total.item() / int((targets != IGNORE).sum()))
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
-        """A checkpoint of this step; then the older ones beyond --keep are deleted."""
+        """A checkpoint of this step; then the older ones beyond --keep are deleted.
+
+        One that fails is told, and training goes on; NotSaved is raised where it was the last chance.
+        """
+        self._saves.done()
         with self.metrics.apart():
-            path = checkpoint.save(self.checkpoints, step, write, self.identity)
+            try:
+                path = checkpoint.save(self.checkpoints, step, write, self.identity)
+            except NotSaved as error:
+                if self._leaving:
+                    raise
+                self.metrics.say(f"warning: {error}; training goes on to the next save")
+                return
             checkpoint.prune(self.checkpoints, self.options.keep)
-            self._saves.done()
         self.metrics.say(f"saved {path}")
 
     def stopped(self, step: int) -> int:

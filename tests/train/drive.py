@@ -1,7 +1,7 @@
 """Several runs of the recipes in one start of the processes: `torchrun drive.py JOBS.json`.
 
-A job is {"recipe", "arguments", "run_dir", "stop_at"}: the recipe's own code from options to report, with the process
-group left up in between, since starting it is most of the time of a small run.
+A job has "recipe", "arguments", "run_dir", and may have "stop_at", "report". It is the recipe's own code; the process
+group is left up in between, since starting it is most of the time of a small run.
 """
 
 import importlib
@@ -34,7 +34,8 @@ def main():
         recipe = importlib.import_module(job["recipe"])
         os.environ["TRAIN_RUN_DIR"] = job["run_dir"]
         run = Run(job["recipe"], parse(job["arguments"], KINDS[job["recipe"]]), process)
-        run.report = lambda model: None  # writing a sample takes longer than these runs
+        if not job.get("report"):
+            run.report = lambda model: None  # writing a sample takes longer than these runs
         if job.get("stop_at"):
             run._stop = StopAt(job["stop_at"])
         code = recipe.train(run)

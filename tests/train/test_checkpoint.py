@@ -135,3 +135,42 @@ def test_pruning_leaves_what_is_being_written(tmp_path):
     (tmp_path / "step-4.partial").mkdir()
     checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-4.partial"]
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_one_hiccup_is_retried_and_a_save_that_fails_twice_leaves_nothing(tmp_path, tries):
+    saved(tmp_path, [1])
+    calls = []
+
+    def write(folder):
+        calls.append(folder)
+        (folder / "shard").write_bytes(bytes(100))
+        if len(calls) < tries:
+            raise OSError(5, "Input/output error")
+
+    if tries < 3:
+        checkpoint.save(tmp_path, 2, write, {})
+        assert checkpoint.newest(tmp_path).step == 2
+    else:
+        with pytest.raises(checkpoint.NotSaved, match="step 2 was not saved.*Input/output error"):
+            checkpoint.save(tmp_path, 2, write, {})
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
+
+
+def test_a_volume_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    saved(tmp_path, [1])
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(checkpoint.NotSaved, match="1,000 bytes are free and step-1 takes"):
+        checkpoint.save(tmp_path, 2, lambda folder: pytest.fail("written"), {})
+    assert checkpoint.newest(tmp_path).step == 1
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_one_with_a_higher_number_does_not_push_good_ones_out(tmp_path, keep):
+    saved(tmp_path, [1, 2, 3, 9])
+    (tmp_path / "step-9" / ".metadata").unlink()
+    checkpoint.prune(tmp_path, keep)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-9.damaged", "step-3", "step-2"} - (
+        {"step-2"} if keep == 1 else set()
+    )
+    assert checkpoint.newest(tmp_path).damaged == ()

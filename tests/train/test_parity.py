@@ -124,3 +124,54 @@ def test_a_run_goes_on_under_another_recipe_and_another_number_of_processes(
 ):
     second_half = {step: loss for step, loss in trained["ddp", 1].items() if step > HALF}
     assert far(resumed[writer, wrote, reader, reading], second_half) < 1e-4
+
+
+TUNED = {
+    "ddp": ("ddp", []),
+    "ddp, adapters": ("ddp", ["--lora-rank", "4"]),
+    "fsdp": ("fsdp", []),
+    "fsdp, activation checkpointing": ("fsdp", ["--activation-checkpointing"]),
+    "fsdp, adapters": ("fsdp", ["--lora-rank", "4"]),
+}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, llama, data):
+    """(variant, processes) → the folder of its run on a model of Hugging Face."""
+    folder = tmp_path_factory.mktemp("tuned")
+    found = {}
+    for processes in (1, 2):
+        names = {name: folder / f"{name} x{processes}" for name in TUNED}
+        jobs = [
+            {
+                "recipe": TUNED[name][0],
+                "arguments": [*SMALL, *data, "--model", str(llama), *TUNED[name][1]],
+                "run_dir": str(run_dir),
+                "report": True,
+            }
+            for name, run_dir in names.items()
+        ]
+        drive(folder, processes, jobs)
+        found |= {(name, processes): run_dir for name, run_dir in names.items()}
+    return found
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("variant", TUNED)
+def test_a_model_of_hugging_face_gives_the_losses_of_one_plain_process(tuned, variant, processes):
+    expected = losses(tuned["ddp, adapters" if "adapters" in variant else "ddp", 1])
+    assert far(losses(tuned[variant, processes]), expected) < 1e-4
+
+
+@pytest.mark.parametrize(("variant", "processes"), [("ddp", 2), ("fsdp", 1), ("fsdp", 2)])
+def test_what_was_tuned_loads_with_from_pretrained_and_is_the_same_model(tuned, variant, processes):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ours, plain = (
+        AutoModelForCausalLM.from_pretrained(tuned[key] / "model") for key in ((variant, processes), ("ddp", 1))
+    )
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
+    with torch.no_grad():
+        assert (ours(tokens).logits - plain(tokens).logits).abs().max() < 1e-2
+    assert ours.lm_head.weight is ours.model.embed_tokens.weight
