@@ -23,9 +23,7 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
         _tell(f"error: {problem}")
         code = problem.exit_code
     except NotSaved as error:
-        _tell(
-            f"error: {error}\n  fix: make room on the volume, or --keep fewer; start it again to go on from the last one"
-        )
+        _tell(f"error: {error}\n  fix: make room on the volume; started again it goes on from the last one")
         code = 1
     except Diverged as error:
         _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")

@@ -152,7 +152,7 @@ def test_one_hiccup_is_retried_and_a_save_that_fails_twice_leaves_nothing(tmp_pa
         checkpoint.save(tmp_path, 2, write, {})
         assert checkpoint.newest(tmp_path).step == 2
     else:
-        with pytest.raises(checkpoint.NotSaved, match="step 2 was not saved.*Input/output error"):
+        with pytest.raises(checkpoint.NotSaved, match=r"step 2 was not saved.*Input/output error"):
             checkpoint.save(tmp_path, 2, write, {})
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
 
