@@ -48,6 +48,7 @@ $(STAMP): requirements/$(LOCK).txt requirements/dev.txt
 	@echo "setting up $(VENV) from requirements/$(LOCK).txt (some minutes the first time)"
 	$(PYTHON) -m venv --clear $(VENV)
 	awk '/^[a-z]/ {first = /^(torch|setuptools)==/} first' requirements/$(LOCK).txt > $(VENV)/first.txt
-	$(PIP) --no-deps $(if $(filter cpu,$(LOCK)),--retries 1 --extra-index-url $(TORCH_CPU_INDEX)) -r $(VENV)/first.txt
+	$(PIP) --no-deps $(if $(filter cpu,$(LOCK)),--retries 1 --extra-index-url $(TORCH_CPU_INDEX)) -r $(VENV)/first.txt \
+	  || { echo "fix: torch's CPU wheel was not found; TORCH_CPU_INDEX=URL names an index or mirror that has it"; exit 1; }
 	$(PIP) --no-binary deepspeed --use-pep517 --no-build-isolation -r requirements/$(LOCK).txt -r requirements/dev.txt
 	touch $@

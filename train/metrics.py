@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+import torch
 from options import Options
 from trackers import numbers, open_trackers
 
@@ -61,6 +62,8 @@ class Metrics:
         }
         if self._flops_per_token and self._peak:
             record["mfu"] = round(samples_per_second * options.seq_length * self._flops_per_token / self._peak, 4)
+        if torch.cuda.is_available():
+            record["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         if self._skipped_steps:
             record["skipped_steps"] = self._skipped_steps
         self._write("metrics.jsonl", record)
