@@ -22,11 +22,16 @@ class Recipe:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     ours: bool = False
+    interpreter: tuple[str, ...] | None = None  # None: the launcher's own Python; (): the script is a program itself
 
     @property
     def target(self) -> tuple[str, ...]:
-        """How launchers are told what to run."""
-        return ("-m", self.module) if self.module else (str(self.script),)
+        """How torchrun is told what to run."""
+        if self.module:
+            return ("-m", self.module)
+        if self.interpreter is None:
+            return (str(self.script),)
+        return ("--no-python", *self.interpreter, str(self.script))
 
 
 OURS = {
@@ -41,6 +46,8 @@ def choose_recipe(script: str, arguments: tuple[str, ...] = (), *, base: Path) -
     """
     if script in OURS:
         return Recipe(script, OURS[script], TRAIN / f"{script}.py", arguments=arguments, ours=True)
+    if script == "-m" and arguments:
+        return choose_recipe(f"-m {arguments[0]}", arguments[1:], base=base)
     if script.startswith("-m ") or script.startswith("-m\t"):
         module = script[2:].strip()
         return Recipe(module.rpartition(".")[2], f"module {module}", None, module, arguments)

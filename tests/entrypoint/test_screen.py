@@ -29,15 +29,6 @@ def test_a_log_that_appears_later_is_read_from_its_start(tmp_path):
     assert list(tail.lines()) == [("n1r7", "\N{REPLACEMENT CHARACTER}" * 2 + " bytes")]
 
 
-def test_the_last_lines_of_a_rank_are_remembered(tmp_path):
-    tail = LogTail(tmp_path)
-    (tmp_path / "n0r1.log").write_text("".join(f"line {n}\n" for n in range(100)))
-    list(tail.drain())
-    assert tail.recent("n0r1")[-1] == "line 99"
-    assert len(tail.recent("n0r1")) == 20
-    assert tail.recent("n0r5") == ()
-
-
 def test_more_than_a_chunk_is_drained_to_the_end(tmp_path):
     tail = LogTail(tmp_path)
     (tmp_path / "n0r0.log").write_text("x" * 99 + "\n" + ("y" * 99 + "\n") * 30_000)
