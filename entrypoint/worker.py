@@ -7,7 +7,7 @@ Writes `n<node>r<local rank>` files into FOLDER: `.log` (with `.log.head` and `.
 the very moment in which the process ended, and dies with its launcher. A file of its own, run by path, so that nothing
 of ours is on the script's sys.path.
 
-Signals: SIGTERM is handed to the script once. It is a request, which has all the time that the agent gives it; if
+Signals: SIGTERM is a request; it is handed to the script once, which has all the time that the agent gives it. If
 another process of this node has failed before, the script is killed 2 s later. SIGUSR1: dump all stacks and end.
 """
 
@@ -160,12 +160,12 @@ class Keeper:
 
     def _heed(self, number: int, script: "subprocess.Popen[bytes]") -> None:
         if number == signal.SIGTERM:
-            if not self._asked:
-                script.send_signal(signal.SIGTERM)  # not to its group: loader workers must live to the last batch
-            self._asked = True
-            if self._deadline is None and self._a_peer_failed():
+            if self._a_peer_failed():  # not asked to save: what the others have is no common state any more
                 self._after_fault = True
-                self._deadline = time.monotonic() + FAULT_SECONDS
+                self._deadline = self._deadline or time.monotonic() + FAULT_SECONDS
+            elif not self._asked:
+                self._asked = True
+                script.send_signal(signal.SIGTERM)  # not to its group: loader workers must live to the last batch
         elif number == signal.SIGUSR1 and not self._hung:
             self._hung = True
             self._deadline = time.monotonic() + DUMP_SECONDS
