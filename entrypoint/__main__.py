@@ -53,9 +53,12 @@ def train(context: Context, words: tuple[str, ...]) -> None:
         if not plan.process_rank:  # of many processes, one tells
             click.echo(report.to_text(plan, facts))
         launch.become(plan, context.variables)
+    in_session = _on_terminal() and launch.is_numbered(plan)
+    if in_session:
+        plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     click.echo(report.to_text(plan, facts))
     launch.check_plan(plan)
-    sys.exit(_train_in_session(context, plan) if _on_terminal() else _train_here(context, plan))
+    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
 
 
 def _on_terminal() -> bool:

@@ -26,7 +26,7 @@ class Start:
 
     plan: Plan
     folder: RunFolder
-    lock: RunLock | None  # None: another node holds it for all
+    lock: RunLock | None  # None: this node does not know its number yet
     finished: str | None = None  # set: there is nothing to do, and why
 
     @property
@@ -39,6 +39,11 @@ def folder_of(plan: Plan) -> RunFolder:
     if plan.directories.run is None:
         raise SettingError("nothing to train was named", fix="set TRAIN_SCRIPT, or `train RECIPE`")
     return RunFolder(plan.directories.run, plan.cluster.node_rank or 0)
+
+
+def is_numbered(plan: Plan) -> bool:
+    """Whether this node knows which one it is; else the roll call will tell."""
+    return plan.cluster.nodes == 1 or plan.cluster.node_rank is not None
 
 
 def check_plan(plan: Plan) -> None:
@@ -54,11 +59,9 @@ def check_plan(plan: Plan) -> None:
 def open_run(plan: Plan, say: Callable[[str], None]) -> Start:
     """Take the run's lock and make its folder; a Problem where it may not be trained, or not now."""
     folder = folder_of(plan)
-    lock = None
-    if plan.cluster.nodes == 1:
-        lock = take(folder.lock, say=say)
+    lock = take(folder.lock, say=say) if is_numbered(plan) else None
     start = Start(plan, folder, lock)
-    if lock and (ended := read_json(folder.of_node("exit.json"))) and ended["exit_code"] == 0:
+    if plan.cluster.nodes == 1 and (ended := read_json(folder.of_node("exit.json"))) and ended["exit_code"] == 0:
         if plan.again:
             _put_aside(folder.path)
         elif ended.get("command") == start.wanted:

@@ -26,8 +26,8 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Beside the folder, so that it stays where it is when the folder is put aside."""
-        return self.path.with_name(f".{self.path.name}.lock")
+        """Beside the folder, so that it stays where it is when the folder is put aside; each node has its own."""
+        return self.path.with_name(f".{self.path.name}-n{self.node}.lock" if self.node else f".{self.path.name}.lock")
 
     @property
     def checkpoints(self) -> Path:
