@@ -1,15 +1,17 @@
 """The command line: `roundhouse` in the image, `python -m entrypoint` in a checkout."""
 
+import json
 import os
 import sys
+import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from entrypoint import launch, report
+from entrypoint import launch, report, scripts, session, status, viewer
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem
@@ -19,6 +21,9 @@ from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
 from entrypoint.probe import probe
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import read_request
+from entrypoint.run_folder import RunFolder
+from entrypoint.run_lock import living_holder
+from entrypoint.screen import LogTail
 
 _BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
@@ -45,9 +50,108 @@ def cli(context: click.Context) -> None:
 def train(context: Context, words: tuple[str, ...]) -> None:
     """Plan, check and run a recipe or a script; the exit code is the training's."""
     plan, facts = _plan(context, words, may_wait=True)
-    if not plan.process_rank:  # of many processes, one tells
-        click.echo(report.to_text(plan, facts))
-    sys.exit(launch.run(plan, context.variables))
+    if plan.process_rank is not None:
+        if not plan.process_rank:  # of many processes, one tells
+            click.echo(report.to_text(plan, facts))
+        launch.become(plan, context.variables)
+    in_session = _on_terminal() and launch.is_numbered(plan)
+    if in_session:
+        plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
+    click.echo(report.to_text(plan, facts))
+    launch.check_plan(plan)
+    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
+
+
+def _on_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _train_here(context: Context, plan: Plan) -> int:
+    """In the foreground: this process is the agent, and a thread shows the run, which may be stuck in a full pipe."""
+    start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
+    if start.finished:
+        click.echo(start.finished)
+        return 0
+    over = threading.Event()
+    shown = (LogTail(start.folder.logs, node=start.folder.node), start.folder, sys.stdout, over.is_set)
+    screen = threading.Thread(target=viewer.show, args=shown, daemon=True)
+    screen.start()
+    code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
+    over.set()
+    screen.join(timeout=30)
+    viewer.tell_end(start.folder, sys.stderr)
+    return code
+
+
+def _train_in_session(context: Context, plan: Plan) -> int:
+    """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
+    folder = launch.folder_of(plan)
+
+    def agent(ready: Callable[[str | None], None]) -> int:
+        start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
+        ready(start.finished)
+        return 0 if start.finished else launch.train(start, context.variables, by_hand=True)
+
+    finished = session.start_agent(agent, folder.agent_log)
+    if finished:
+        click.echo(finished)
+        return 0
+    return _attach(context, folder)
+
+
+def _attach(context: Context, folder: RunFolder) -> int:
+    """Show it here; the run's exit code if it is over, 0 if only the person has left."""
+    session.attach(folder, context.variables)
+    if living_holder(folder.lock):
+        click.echo(f"{folder.path.name} goes on; `attach {folder.path.name}` shows it again")
+        return 0
+    return viewer.tell_end(folder, sys.stderr)
+
+
+@cli.command()
+@click.argument("run", required=False)
+@click.pass_obj
+def attach(context: Context, run: str | None) -> None:
+    """Show a run until it ends (its exit code) or the terminal leaves it (0)."""
+    folder = _find(context, run)
+    if not _on_terminal() and living_holder(folder.lock):
+        viewer.Follower(folder).follow()
+    sys.exit(_attach(context, folder))
+
+
+@cli.command()
+@click.argument("run", required=False)
+@click.option("-f", "--follow", is_flag=True, help="go on until the run ends")
+@click.option("-n", "--lines", default=200, show_default=True, help="of each process")
+@click.option("--json", "as_json", is_flag=True, help="for programs: one object a line")
+@click.pass_obj
+def logs(context: Context, run: str | None, follow: bool, lines: int, as_json: bool) -> None:
+    """Print what the processes of the newest attempt wrote last."""
+    folder = _find(context, run)
+    if follow and not as_json:
+        viewer.Follower(folder, lines=lines).follow()
+        return
+    for name, line in status.newest_logs(folder, lines):
+        click.echo(json.dumps({"process": name, "line": line}) if as_json else viewer.prefixed(name, line))
+
+
+@cli.command("status")
+@click.argument("run", required=False)
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+@click.pass_obj
+def status_command(context: Context, run: str | None, as_json: bool) -> None:
+    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end."""
+    found = status.read_status(_find(context, run))
+    click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
+
+
+def _find(context: Context, run: str | None) -> RunFolder:
+    request = read_request(context.variables)
+    if request.volume:
+        volume = context.base / request.volume
+    else:
+        volume = DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
+    return status.find_run(volume, run or request.run)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -80,7 +184,7 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     recipe: Recipe | None = None
     if script is not None:
         given = tuple(arguments) if words else split_arguments(request.arguments)
-        recipe = choose_recipe(script, given, base=context.base)
+        recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
     facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
     made = make_plan(

@@ -1,9 +1,9 @@
 """The small child that starts the training processes, through torch's own launcher API.
 
-    python -P elastic.py OUTCOME LOGS GRACE TORCHRUN-ARGUMENT…
+    python -P elastic.py OUTCOME FOLDER TORCHRUN-ARGUMENT…
 
-The `torchrun` command ends with 1 whatever happened; this writes OUTCOME as JSON: `exit_code` of the process that
-failed first (128 + n for signal n), `rank`, `local_rank` and `message` of it. A file of its own, run by path: it
+Each process runs under worker.py, which tells in FOLDER how it ended; what torch's agent says of the first failure
+comes into the file OUTCOME, for the processes whose keeper could not tell. A file of its own, run by path: it
 imports torch and nothing of ours.
 """
 
@@ -20,60 +20,54 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    # SIGKILL of the process that shows our output would leave us training unseen, beside the next start of the run.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    outcome, logs, grace, *torchrun_arguments = sys.argv[1:]
-    result = launch(torchrun_arguments, Path(logs), int(grace))
+    outcome, folder, *torchrun_arguments = sys.argv[1:]
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # dies with the agent, its children with it
+    # A request to stop is the agent's to pass on. A Slurm sends it to every process: torch would take it for the end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    result = launch(["--signals-to-handle=SIGQUIT", *torchrun_arguments], Path(folder))
     partial = Path(f"{outcome}.partial")
     partial.write_text(json.dumps(result))
     os.replace(partial, outcome)
     return int(result["exit_code"])
 
 
-def launch(arguments: list[str], logs: Path, grace_seconds: int) -> dict[str, Any]:
-    os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(grace_seconds)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+def launch(arguments: list[str], folder: Path) -> dict[str, Any]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
 
-    config, command, command_arguments = config_from_args(parse_args(arguments))  # type: ignore[no-untyped-call]
-    if config.max_nodes == 1:
-        config.rdzv_endpoint = with_free_port(config.rdzv_endpoint)
+    options = parse_args(arguments)  # type: ignore[no-untyped-call]
+    if options.nnodes == "1":
+        options.master_port = _free_port(options.master_port)
+    config, command, command_arguments = config_from_args(options)
     worker = str(Path(__file__).with_name("worker.py"))
-    shim = ["-P", worker, str(logs), str(command), *command_arguments]
+    shim = ["-P", worker, str(folder), str(command), *command_arguments]
     try:
         elastic_launch(config, sys.executable)(*shim)
     except ChildFailedError as error:
         return _first_failure(error)
-    except SignalException as error:  # the processes are gone: by themselves, or by SIGKILL after the grace
-        return {"exit_code": 128 + error.sigval, "stopped": True}
     return {"exit_code": 0}
 
 
-def with_free_port(endpoint: str) -> str:
-    """The endpoint, or another port where this one was taken since the plan: importing torch took seconds.
-
-    For one node only; several have to agree on a port beforehand.
-    """
-    host, _, port = endpoint.rpartition(":")
-    try:
-        socket.create_server(("", int(port))).close()
-    except OSError:
-        with socket.create_server(("", 0)) as free:
-            return f"{host}:{free.getsockname()[1]}"
-    return endpoint
+def _free_port(wanted: int) -> int:
+    """The plan's port, or on one node any other where a program has taken it since the plan was made."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", wanted))
+            return wanted
+        except OSError:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            print(f"port {wanted} is taken by another program; this attempt uses {port}", file=sys.stderr)
+            return port
 
 
 def _first_failure(error: Any) -> dict[str, Any]:
     rank, failure = error.get_first_failure()
     code = failure.exitcode
-    return {
-        "exit_code": 128 - code if code < 0 else code,
-        "rank": rank,
-        "local_rank": failure.local_rank,
-        "message": failure.message if isinstance(failure.message, str) else json.dumps(failure.message),
-    }
+    return {"exit_code": 128 - code if code < 0 else code, "rank": rank, "local_rank": failure.local_rank}
 
 
 if __name__ == "__main__":

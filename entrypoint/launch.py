@@ -1,221 +1,235 @@
-"""Plan → running processes → an honest exit code. The rim that starts and stops things."""
+"""Plan → attempts → an honest exit code. What is decided here for one node is what node 0 will decide for all."""
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
-from uuid import uuid4
 
-from entrypoint import report
+from entrypoint import report, scripts
+from entrypoint.attempt import Launch, StopRequest, run_attempt
 from entrypoint.environment import stale_variables
-from entrypoint.errors import OWN_BUG, STOPPED, MachineError, SettingError
-from entrypoint.plan import Directories, Plan
-from entrypoint.screen import LogTail, Screen
+from entrypoint.errors import STOPPED, MachineError, SettingError, StuckError
+from entrypoint.plan import Plan
+from entrypoint.restarts import Decision, Outcome, decide, in_a_row, refusal
+from entrypoint.run_folder import RunFolder, note_json, read_json, write_text
+from entrypoint.run_lock import RunLock, take
 
-_HERE = Path(__file__).resolve().parent
-_POLL_SECONDS = 0.2
+HANG_SECONDS: float | None = None  # tests shorten it
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an attempt ended: the exit code, and of the process that failed first its log's name and message."""
+class Start:
+    """A run that may be trained now: its folder is there, and nobody else trains it."""
 
-    exit_code: int
-    first: str | None = None
-    text: str | None = None
+    plan: Plan
+    folder: RunFolder
+    lock: RunLock | None  # None: this node does not know its number yet
+    finished: str | None = None  # set: there is nothing to do, and why
+
+    @property
+    def wanted(self) -> list[str]:
+        recipe = self.plan.recipe
+        return [*recipe.target, *recipe.arguments] if recipe else []
 
 
-def run(plan: Plan, variables: Mapping[str, str]) -> int:
-    """Run the plan's recipe on this node to its end; the exit code is the training's own."""
-    directories = _prepare(plan)
-    environment = child_environment(plan, variables, directories)
-    if plan.process_rank is not None:
-        _become(plan, environment)
-    outcome = _attend(plan, environment, directories)
-    told = {"exit_code": outcome.exit_code, "text": outcome.text}
+def folder_of(plan: Plan) -> RunFolder:
+    if plan.directories.run is None:
+        raise SettingError("nothing to train was named", fix="set TRAIN_SCRIPT, or `train RECIPE`")
+    return RunFolder(plan.directories.run, plan.cluster.node_rank or 0)
+
+
+def is_numbered(plan: Plan) -> bool:
+    """Whether this node knows which one it is; else the roll call will tell."""
+    return plan.cluster.nodes == 1 or plan.cluster.node_rank is not None
+
+
+def check_plan(plan: Plan) -> None:
+    """What forbids the start: the first finding of level stop, or no script."""
+    stops = [finding for finding in plan.findings if finding.level == "stop"]
+    if stops:
+        raise MachineError(stops[0].text, fix=stops[0].fix)
+    folder_of(plan)
+    if plan.recipe:
+        scripts.refuse_missing(plan.recipe)
+
+
+def open_run(plan: Plan, say: Callable[[str], None]) -> Start:
+    """Take the run's lock and make its folder; a Problem where it may not be trained, or not now."""
+    folder = folder_of(plan)
+    lock = take(folder.lock, say=say) if is_numbered(plan) else None
+    start = Start(plan, folder, lock)
+    if plan.cluster.nodes == 1 and (ended := read_json(folder.of_node("exit.json"))) and ended["exit_code"] == 0:
+        if plan.again:
+            _put_aside(folder.path)
+        elif ended.get("command") == start.wanted:
+            why = f"{folder.path.name} has finished, see {folder.path}; TRAIN_AGAIN=1 trains it again"
+            return Start(plan, folder, lock, finished=why)
     try:
-        _write(directories.run / _of_node("exit.json", plan), json.dumps(told) + "\n")
-    except OSError as error:  # a full volume, often the very reason why training ended: its own code is what counts
-        print(f"exit.json could not be written: {error.strerror}", file=sys.stderr)
-    return outcome.exit_code
+        for path in (folder.path, folder.checkpoints, folder.logs):
+            path.mkdir(parents=True, exist_ok=True)
+        if not folder.node:
+            folder.stop.unlink(missing_ok=True)
+        folder.of_node("exit.json").unlink(missing_ok=True)
+        write_text(folder.of_node("plan.json"), report.to_json(plan) + "\n")
+    except OSError as error:
+        raise MachineError(
+            f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
+        ) from None
+    return start
 
 
-def child_environment(plan: Plan, variables: Mapping[str, str], directories: "RunDirectories") -> dict[str, str]:
+def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) -> int:
+    """Attempts until one reaches the end or none may follow; exit.json tells how it ended, also of a Problem.
+
+    `by_hand`: a person started it, who has seen the earlier failures: their count begins anew.
+    """
+    agent = _Agent(start, variables)
+    try:
+        decision = agent.attempts(by_hand=by_hand)
+    except StuckError as problem:
+        decision = Decision(None, problem.exit_code, f"error: {problem}")
+    document = {
+        "exit_code": decision.exit_code,
+        "text": decision.text,
+        "command": start.wanted,
+        "attempt": agent.number,
+        "step": start.folder.current_step(),
+        "ended_at": time.time(),
+    }
+    note_json(start.folder.of_node("exit.json"), document)
+    if start.lock:
+        start.lock.release()
+    return decision.exit_code
+
+
+def become(plan: Plan, variables: Mapping[str, str]) -> None:
+    """One process of many that somebody else started: be the script."""
+    check_plan(plan)
+    folder = folder_of(plan)
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    environment = child_environment(plan, variables, folder, attempt=0)
+    python = plan.recipe is None or plan.recipe.interpreter is None
+    command = [sys.executable, *plan.command[1:]] if python else list(plan.command)
+    os.execvpe(command[0], command, environment)
+
+
+def child_environment(plan: Plan, variables: Mapping[str, str], folder: RunFolder, *, attempt: int) -> dict[str, str]:
     """What the launcher and the training processes see: what came in, without stale ranks, plus our settings.
 
     One process of many keeps all of it: torch's agent, for one, told it where its store is.
     """
     stale = set(stale_variables(variables)) if plan.process_rank is None else set()
-    environment = {name: value for name, value in variables.items() if name not in stale}
+    environment = {"PYTHONFAULTHANDLER": "1"}  # a crash in native code, and a hang, tell where
+    environment |= {name: value for name, value in variables.items() if name not in stale}
     environment |= {setting.name: setting.value for setting in plan.settings}
     environment |= {
-        "TRAIN_RUN_DIR": str(directories.run),
-        "TRAIN_CHECKPOINT_DIR": str(directories.checkpoints),
-        "TRAIN_ATTEMPT": "0",
-        "TRAIN_STEP_FILE": str(directories.run / "step"),
-        "TRAIN_STOP_FILE": str(directories.run / "stop"),
+        "TRAIN_RUN_DIR": str(folder.path),
+        "TRAIN_CHECKPOINT_DIR": str(folder.checkpoints),
+        "TRAIN_ATTEMPT": str(attempt),
+        "TRAIN_STEP_FILE": str(folder.step),
+        "TRAIN_STOP_FILE": str(folder.stop),
         "PYTHONUNBUFFERED": "1",
     }
     return environment
 
 
-@dataclass(frozen=True, slots=True)
-class RunDirectories:
-    """The folders of a run, all of them there."""
+class _Agent:
+    """The attempts of one start, and what the volume remembers of all."""
 
-    run: Path
-    checkpoints: Path
-    logs: Path
+    def __init__(self, start: Start, variables: Mapping[str, str]) -> None:
+        self._plan, self._folder, self._variables = start.plan, start.folder, variables
+        self._alone = start.plan.cluster.nodes == 1
+        self._history: list[dict[str, Any]] = read_json(start.folder.path / "attempts.json") or []
+        self.number = 0
+        self._stop = StopRequest(start.folder.stop, start.plan.grace_seconds, self.say)
+        self._launch = Launch(
+            start.folder,
+            start.plan.command[1:],
+            start.plan.grace_seconds,
+            start.lock.beat if start.lock else lambda: True,
+            self.say,
+            HANG_SECONDS,
+        )
 
+    def attempts(self, *, by_hand: bool) -> Decision:
+        if self._alone and not by_hand:
+            self._refuse_more()
+        while True:
+            self._begin(anew=by_hand)
+            by_hand = False
+            environment = child_environment(self._plan, self._variables, self._folder, attempt=self.number)
+            outcome = run_attempt(self._launch, self.number, environment, self._stop)
+            decision = self._end(outcome)
+            if decision.delay is None:
+                return decision
+            self.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({self._counted()})")
+            if not self._wait(decision.delay):
+                return Decision(None, STOPPED, "stopped between two attempts; start it again to go on")
 
-def _prepare(plan: Plan) -> RunDirectories:
-    """Make the run's folders and write plan.json; an earlier start's stop file and end are taken away."""
-    stops = [finding for finding in plan.findings if finding.level == "stop"]
-    if stops:
-        raise MachineError(stops[0].text, fix=stops[0].fix)
-    if plan.recipe and plan.recipe.script and not plan.recipe.script.is_file():
-        raise SettingError(f"{plan.recipe.script}: no such file", fix="correct the path in TRAIN_SCRIPT")
-    directories = _named(plan.directories)
-    try:
-        for folder in (directories.run, directories.checkpoints, directories.logs):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not plan.cluster.node_rank:
-            (directories.run / "stop").unlink(missing_ok=True)
-        (directories.run / _of_node("exit.json", plan)).unlink(missing_ok=True)
-        _write(directories.run / _of_node("plan.json", plan), report.to_json(plan) + "\n")
-    except OSError as error:
-        raise MachineError(
-            f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
-        ) from None
-    return directories
+    def say(self, text: str) -> None:
+        """A line for whoever watches: the screen follows this file as it follows the processes' own."""
+        try:
+            with open(self._folder.agent_log, "a") as stream:
+                stream.write(f"{text}\n")
+        except OSError:  # a full volume: the training may still go on
+            print(text, file=sys.stderr)
 
+    def _begin(self, *, anew: bool) -> None:
+        if not self._alone:
+            return  # the number is the same on all nodes, and nobody has agreed on another yet
+        taken = [record["attempt"] for record in self._history] + self._folder.attempts()
+        self.number = max(taken, default=-1) + 1
+        record = {"attempt": self.number, "began_at": time.time(), "exit_code": None, "anew": anew}
+        self._history.append(record | {"checkpoint": self._folder.newest_checkpoint()})
+        self._remember()
 
-def _named(directories: Directories) -> RunDirectories:
-    if directories.run is None or directories.checkpoints is None or directories.logs is None:
-        raise SettingError("nothing to train was named", fix="set TRAIN_SCRIPT, or `train RECIPE`")
-    return RunDirectories(directories.run, directories.checkpoints, directories.logs)
+    def _end(self, outcome: Outcome) -> Decision:
+        if not self._alone:
+            return Decision(None, outcome.exit_code, outcome.text)
+        self._history[-1] |= {"ended_at": time.time(), "exit_code": outcome.exit_code}
+        self._remember()
+        decision = decide(outcome, self._failures(), self._plan.restarts)
+        if decision.delay is None and decision.exit_code == StuckError.exit_code != outcome.exit_code:
+            raise self._stuck(outcome.exit_code)
+        return decision
 
+    def _refuse_more(self) -> None:
+        last = self._history[-1]["exit_code"] if self._history else None
+        if refusal(self._failures(), self._plan.restarts, last):
+            raise self._stuck(last)
 
-def _become(plan: Plan, environment: dict[str, str]) -> None:
-    """One process of many that somebody else started: be the script."""
-    name, *arguments = plan.command
-    program = sys.executable if name == "python" else name
-    os.execvpe(program, [program, *arguments], environment)
+    def _stuck(self, last_code: int | None) -> StuckError:
+        return StuckError(
+            refusal(self._failures(), self._plan.restarts, last_code) or "no progress",
+            fix=f"correct what {self._folder.path}/failure.json tells, then remove attempts.json beside it",
+        )
 
+    def _failures(self) -> int:
+        return in_a_row(self._history, self._folder.newest_checkpoint())
 
-def _attend(plan: Plan, environment: dict[str, str], directories: RunDirectories) -> Outcome:
-    """Start the launcher's child, show what it writes, pass requests to stop on, and say how it ended."""
-    with tempfile.TemporaryDirectory() as own_disk:  # the volume may be full, or gone, by the time there is an outcome
-        return _attend_until(Path(own_disk, "outcome.json"), plan, environment, directories)
+    def _counted(self) -> str:
+        return f"{self._failures()} of {self._plan.restarts} attempts without a new checkpoint"
 
+    def _remember(self) -> None:
+        note_json(self._folder.path / "attempts.json", self._history[-1000:])
 
-def _attend_until(outcome_file: Path, plan: Plan, environment: dict[str, str], directories: RunDirectories) -> Outcome:
-    tail = LogTail(directories.logs, plan.cluster.node_rank)
-    command = [
-        *(sys.executable, "-P", str(_HERE / "elastic.py")),
-        *(str(outcome_file), str(directories.logs), str(plan.grace_seconds)),
-        *plan.command[1:],
-    ]
-    log = directories.logs / f"n{plan.cluster.node_rank or 0}.log"
-    with Screen(sys.stdout, directories.run / "metrics.jsonl") as screen, open(log, "ab") as its_own:
-        # A session of its own: Ctrl-C reaches this process alone, which asks the training to stop. A log of its own:
-        # what it writes would tear the bar on a terminal.
-        child = subprocess.Popen(command, env=environment, stdout=its_own, stderr=its_own, start_new_session=True)
-        request = _StopRequest(child, plan.grace_seconds, screen)
-        while child.poll() is None:
-            _show(tail.lines(), screen)
-            screen.tick()
-            time.sleep(_POLL_SECONDS)
-        _show(tail.drain(), screen)
-        screen.tick()
-    _end_group(child.pid)
-    outcome = _outcome(outcome_file, child.returncode, plan, request.asked_at)
-    if outcome.text:
-        _tell(outcome, tail)
-    return outcome
-
-
-class _StopRequest:
-    """SIGTERM, and Ctrl-C, on their way to the training; a second Ctrl-C does not wait."""
-
-    def __init__(self, child: "subprocess.Popen[bytes]", grace_seconds: int, screen: Screen) -> None:
-        self._child, self._grace_seconds, self._screen = child, grace_seconds, screen
-        self.asked_at: float | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._pass_on)
-
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if self.asked_at is None:
-            self.asked_at = time.monotonic()
-            self._screen.line(f"stopping: the training has {self._grace_seconds} s to save (TRAIN_GRACE)")
-            self._child.send_signal(signal.SIGTERM)
-        elif number == signal.SIGINT:
-            _end_group(self._child.pid)
+    def _wait(self, seconds: float) -> bool:
+        """False: a request to stop came meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._launch.beat()
+            if self._stop.look():
+                return False
+            time.sleep(0.2)
+        return True
 
 
-def _show(lines: Any, screen: Screen) -> None:
-    for rank, line in lines:
-        screen.line(f"[{rank}] {line}")
-
-
-def _outcome(path: Path, child_code: int, plan: Plan, asked_at: float | None) -> Outcome:
-    late = asked_at is not None and time.monotonic() - asked_at >= plan.grace_seconds
-    if late:
-        text = f"killed: the training was not gone {plan.grace_seconds} s after the request to stop (TRAIN_GRACE)"
-        return Outcome(128 + signal.SIGKILL, text=text)
-    try:
-        told = json.loads(path.read_text())
-    except (OSError, ValueError):  # the child died before it could tell: its own end is all there is
-        code = 128 - child_code if child_code < 0 else child_code or OWN_BUG
-        if asked_at is not None:
-            return Outcome(code, text="killed by a second Ctrl-C: what was not saved by then is lost")
-        return Outcome(code, text=f"the launcher itself ended with {code}")
-    if told.get("stopped"):
-        return Outcome(STOPPED)
-    if told["exit_code"] == 0:
-        return Outcome(0)
-    node, code = plan.cluster.node_rank or 0, told["exit_code"]
-    if code == STOPPED:  # by the stop file: the processes leave with it themselves
-        return Outcome(code)
-    here = " on this node" if plan.cluster.nodes > 1 else ""  # what happened elsewhere, torch's agent does not know
-    text = f"first to fail{here}: node {node} rank {told['rank']}, exit code {code}"
-    return Outcome(code, f"n{node}r{told['local_rank']}", text)
-
-
-def _tell(outcome: Outcome, tail: LogTail) -> None:
-    """The last words on the screen are the first failing process's own, also where others complained after it."""
-    if outcome.first:
-        for line in tail.recent(outcome.first):
-            print(f"[{outcome.first}] {line}", file=sys.stderr)
-    print(outcome.text, file=sys.stderr, flush=True)
-
-
-def _end_group(pid: int) -> None:
-    """End what is left of the child's own process group; training processes also die with it (worker.py)."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _of_node(name: str, plan: Plan) -> str:
-    """plan.json on node 0, plan-n3.json on node 3: all nodes write into one folder."""
-    stem, _, suffix = name.partition(".")
-    return f"{stem}-n{plan.cluster.node_rank}.{suffix}" if plan.cluster.node_rank else name
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")  # other processes may be writing it too
-    try:
-        partial.write_text(text)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+def _put_aside(run: Path) -> None:
+    """The finished run becomes name.1, or the next number that is free; nothing is deleted."""
+    number = 1
+    while (aside := run.with_name(f"{run.name}.{number}")).exists():
+        number += 1
+    os.rename(run, aside)

@@ -43,6 +43,8 @@ class Plan:
     session: str
     findings: tuple[Finding, ...]
     grace_seconds: int
+    restarts: int
+    again: bool
     process_rank: int | None  # set: this is one process of many that somebody else started, and nothing is launched
 
 
@@ -91,14 +93,17 @@ def make_plan(
         + _to_be_made(request, facts)
         + check(cluster, facts, gpus=gpus, is_process=is_process),
         grace_seconds=request.grace_seconds,
+        restarts=request.restarts,
+        again=request.again,
         process_rank=environment.rank,
     )
 
 
 def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: bool) -> tuple[str, ...]:
     if is_process:
-        program = ("bash",) if recipe.is_shell else ("python", "-u")
-        return (*program, *recipe.target, *recipe.arguments)
+        if recipe.interpreter is not None:
+            return (*recipe.interpreter, str(recipe.script), *recipe.arguments)
+        return ("python", "-u", *recipe.target, *recipe.arguments)
     # max-restarts=0: an attempt is a fresh launch; torchrun's own restart cannot bring several nodes back
     # together (pytorch#146371).
     return (
@@ -109,7 +114,6 @@ def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: 
         f"--master-port={cluster.primary_port}",
         f"--nproc-per-node={cluster.processes_per_node}",
         "--max-restarts=0",
-        *(("--no-python", "bash") if recipe.is_shell else ()),
         *recipe.target,
         *recipe.arguments,
     )

@@ -23,16 +23,16 @@ class Recipe:
     module: str | None = None
     arguments: tuple[str, ...] = ()
     ours: bool = False
+    interpreter: tuple[str, ...] | None = None  # None: the launcher's own Python; (): the script is a program itself
 
     @property
     def target(self) -> tuple[str, ...]:
-        """What Python is told to run; of a shell script, what bash is told."""
-        return ("-m", self.module) if self.module else (str(self.script),)
-
-    @property
-    def is_shell(self) -> bool:
-        """A shell script, which Python would refuse as bad syntax."""
-        return self.script is not None and self.script.suffix == ".sh"
+        """How torchrun is told what to run."""
+        if self.module:
+            return ("-m", self.module)
+        if self.interpreter is None:
+            return (str(self.script),)
+        return ("--no-python", *self.interpreter, str(self.script))
 
 
 OURS = {
@@ -48,6 +48,8 @@ def choose_recipe(script: str, arguments: tuple[str, ...] = (), *, base: Path) -
     """
     if script in OURS:
         return Recipe(script, OURS[script], TRAIN / f"{script}.py", arguments=arguments, ours=True)
+    if script == "-m" and arguments:
+        return choose_recipe(f"-m {arguments[0]}", arguments[1:], base=base)
     if re.match(r"-m\s", script):
         module = script[2:].strip()
         if not all(part.isidentifier() for part in module.split(".")):

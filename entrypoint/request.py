@@ -101,7 +101,6 @@ VARIABLES = (
         "3",
         "restarts",
         _count,
-        works=False,
     ),
     Variable(
         "TRAIN_AGAIN",
@@ -109,7 +108,6 @@ VARIABLES = (
         "0",
         "again",
         lambda text: _choice("0", "1")(text) == "1",
-        works=False,
     ),
     Variable("TRAIN_WAIT", "seconds to wait for the other nodes", "600", "wait_seconds", _count),
     Variable(

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -11,33 +10,30 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _CHUNK_BYTES = 1 << 20
-_RECENT_LINES = 20
+_BEHIND_BYTES = 8 << 20
 
 
 class LogTail:
-    """Lines that come into the logs of one node after this was made; None: of all nodes.
+    """Lines that come into a run's logs after this was made: `n<node>r<rank>.log` of any attempt, and the agent's own.
 
-    `n0r3.log` is what local rank 3 of node 0 writes, `n0.log` what its launcher does.
+    Of one node, or of all.
+
+    Who writes faster than is shown is shown in part: the newest, with a line that says how much was left out.
     """
 
-    def __init__(self, logs: Path, node: int | None = None) -> None:
+    def __init__(self, logs: Path, *, lines_before: int = 0, node: int | None = None) -> None:
         self._logs = logs
         name = "n[0-9]*" if node is None else f"n{node}"
-        self._names = (f"{name}.log", f"{name}r*.log")
-        self._offsets = {path: path.stat().st_size for path in self._paths()}
+        agent = "agent*.log" if node is None else f"agent-n{node}.log" if node else "agent.log"
+        self._names = (agent, f"{name}r*.log")
+        self._offsets = {path: _offset_before(path, lines_before) for path in self._files()}
+        self._files_seen = {path: path.stat().st_ino for path in self._offsets}
         self._rests: dict[Path, bytes] = {}
-        self._recent: dict[str, deque[str]] = {}
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """Pairs of the log's name (`n0r3`) and a line, whole lines only, at most a mebibyte of each file a call."""
-        for path in self._paths():
-            with open(path, "rb") as stream:
-                stream.seek(self._offsets.get(path, 0))
-                new = stream.read(_CHUNK_BYTES)
-            self._offsets[path] = self._offsets.get(path, 0) + len(new)
-            *whole, rest = (self._rests.get(path, b"") + new).split(b"\n")
-            self._rests[path] = rest
-            yield from (self._noted(path.stem, line) for line in whole)
+        """Pairs of `n0r3` and a line, whole lines only, at most a mebibyte of each file a call."""
+        for path in self._files():
+            yield from self._new_lines(path)
 
     def drain(self) -> Iterator[tuple[str, str]]:
         """All that is left, an unfinished last line too."""
@@ -45,20 +41,50 @@ class LogTail:
             yield from batch
         for path, rest in self._rests.items():
             if rest:
-                yield self._noted(path.stem, rest)
+                yield path.stem, _text(rest)
         self._rests.clear()
 
-    def _paths(self) -> list[Path]:
-        return sorted({path for name in self._names for path in self._logs.glob(name)})
+    def _files(self) -> list[Path]:
+        agent, ranks = self._names
+        return [*sorted(self._logs.glob(agent)), *sorted(self._logs.rglob(ranks))]
 
-    def recent(self, rank: str) -> tuple[str, ...]:
-        """The last lines of one rank that were given out."""
-        return tuple(self._recent.get(rank, ()))
+    def _new_lines(self, path: Path) -> Iterator[tuple[str, str]]:
+        try:
+            stream = open(path, "rb")  # noqa: SIM115
+        except OSError:  # turned over in this moment
+            return
+        with stream:
+            about = os.fstat(stream.fileno())
+            if self._files_seen.setdefault(path, about.st_ino) != about.st_ino:  # a new file under the same name
+                self._files_seen[path], self._offsets[path] = about.st_ino, 0
+            offset = self._offsets.get(path, 0)
+            if about.st_size - offset > _BEHIND_BYTES:
+                skipped = about.st_size - _CHUNK_BYTES - offset
+                offset += skipped
+                self._rests.pop(path, None)
+                yield path.stem, f"({skipped:,} bytes are not shown here; they are in {path})"
+            stream.seek(offset)
+            new = stream.read(_CHUNK_BYTES)
+        self._offsets[path] = offset + len(new)
+        *whole, rest = (self._rests.get(path, b"") + new).split(b"\n")
+        self._rests[path] = rest[-_CHUNK_BYTES:]
+        for line in whole:
+            yield path.stem, _text(line)
 
-    def _noted(self, rank: str, line: bytes) -> tuple[str, str]:
-        text = line.decode(errors="replace").rstrip("\r")
-        self._recent.setdefault(rank, deque(maxlen=_RECENT_LINES)).append(text)
-        return rank, text
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")
+
+
+def _offset_before(path: Path, lines: int) -> int:
+    """Where the last `lines` lines of a file begin."""
+    with open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        start = max(0, size - _CHUNK_BYTES)
+        stream.seek(start)
+        end = stream.read()
+    parts = end.split(b"\n")
+    return size - len(b"\n".join(parts[-lines - 1 :])) if lines else size
 
 
 class Screen:

@@ -32,7 +32,8 @@ RUNPOD = {
 def planned(machine: str, variables: dict[str, str] | None = None, script: str | None = "ddp", **options) -> Plan:
     given = variables or {}
     facts = options.pop("facts", None) or replay_facts(MACHINES / machine)
-    recipe = choose_recipe(script, options.pop("arguments", ()), base=BASE) if script else None
+    named = choose_recipe(script, options.pop("arguments", ()), base=BASE) if script else None
+    recipe = options.pop("recipe", named)
     return make_plan(read_environment(given), facts, read_request(given), recipe, variables=given, base=BASE, **options)
 
 
@@ -182,7 +183,8 @@ def test_one_process_of_many_runs_the_script_and_starts_no_launcher():
     ],
 )
 def test_a_shell_script_is_run_by_bash_and_not_by_python(variables, command):
-    plan = planned("laptop", variables, script="/my run.sh", arguments=("a b",))
+    recipe = replace(choose_recipe("/my run.sh", ("a b",), base=BASE), interpreter=("bash",))
+    plan = planned("laptop", variables, recipe=recipe)
     assert plan.command[-len(command) :] == command
 
 

@@ -29,20 +29,11 @@ def test_a_log_that_appears_later_is_read_from_its_start(tmp_path):
     assert list(tail.lines()) == [("n1r7", "\N{REPLACEMENT CHARACTER}" * 2 + " bytes")]
 
 
-def test_a_node_shows_its_own_launcher_and_processes_only(tmp_path):
+def test_a_node_shows_its_own_agent_and_processes_only(tmp_path):
     tail = LogTail(tmp_path, node=1)
-    for name in ("n0", "n0r0", "n1", "n1r0", "n1r1", "n11", "n11r0"):
+    for name in ("agent", "n0r0", "agent-n1", "n1r0", "n1r1", "agent-n11", "n11r0"):
         (tmp_path / f"{name}.log").write_text(f"{name} says\n")
-    assert [log for log, _ in tail.lines()] == ["n1", "n1r0", "n1r1"]
-
-
-def test_the_last_lines_of_a_rank_are_remembered(tmp_path):
-    tail = LogTail(tmp_path)
-    (tmp_path / "n0r1.log").write_text("".join(f"line {n}\n" for n in range(100)))
-    list(tail.drain())
-    assert tail.recent("n0r1")[-1] == "line 99"
-    assert len(tail.recent("n0r1")) == 20
-    assert tail.recent("n0r5") == ()
+    assert [log for log, _ in tail.lines()] == ["agent-n1", "n1r0", "n1r1"]
 
 
 def test_more_than_a_chunk_is_drained_to_the_end(tmp_path):

@@ -24,8 +24,11 @@ LAYERS = (
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "eject", "names", "report", "screen"},
-    {"launch"},
+    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts"},
+    {"failure", "restarts", "run_lock"},
+    {"attempt", "status"},
+    {"launch", "viewer"},
+    {"session"},
     {"__main__"},
 )
 CHILDREN = {"elastic", "worker"}  # programs of their own, run by path: they import nothing of ours

@@ -76,7 +76,7 @@ def test_the_model_beats_a_bigram_of_the_same_data(tmp_path):
     assert plan["cluster"]["world_size"] == 2
     assert json.loads((run / "exit.json").read_text())["exit_code"] == 0
     assert (run / "checkpoints" / "step-250" / "manifest.json").exists()
-    assert (run / "logs" / "n0r0.log").exists()
+    assert (run / "logs" / "attempt-0" / "n0r0.log").exists()
 
 
 @pytest.mark.parametrize("processes", ["1", "3"])
@@ -131,7 +131,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path, text):
     train(tmp_path, *SMALL, "--data", text)
     records = (tmp_path / "runs" / "ddp" / "metrics.jsonl").read_text()
     output = train(tmp_path, *SMALL, "--data", text)
-    assert "going on from" in output
+    assert "ddp has finished" in output
     assert (tmp_path / "runs" / "ddp" / "metrics.jsonl").read_text() == records
 
 
