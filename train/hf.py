@@ -129,9 +129,17 @@ class RunTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
 
     def whole_state(self) -> Mapping[str, Tensor]:
-        if self.is_deepspeed_enabled:
-            return self.accelerator.get_state_dict(self.model_wrapped) or {}
-        return pretrained.gathered(self.model)
+        """The weights on rank 0, in fp32 also where the model computes in bf16."""
+        if not self.is_deepspeed_enabled:
+            return pretrained.gathered(self.model)
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        state = dict(self.accelerator.get_state_dict(self.model_wrapped) or {})
+        for name, parameter in self.model.named_parameters(remove_duplicate=False) if self.args.bf16 else ():
+            full = safe_get_full_fp32_param(parameter)  # on all ranks; None: frozen
+            if full is not None and self.run.process.is_first:
+                state[name] = full.cpu()
+        return state
 
 
 class Steps(TrainerCallback):

@@ -89,6 +89,7 @@ def save(model: nn.Module, state: Mapping[str, Tensor], name: str, folder: Path)
     # Else peft asks the hub whether the embedding is still of the base model's size; we never change it.
     more = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     model.save_pretrained(partial, state_dict=dict(state), **more)  # type: ignore[operator]
+    _name_dtype(partial / "config.json", state)
     load_tokenizer(name).save_pretrained(partial)
     if folder.exists():
         shutil.rmtree(folder)
@@ -128,6 +129,15 @@ def _make_savable(model: Any, name: str) -> None:
     except ValueError as error:
         reason = " ".join(str(error).split())
         raise Problem(f"--model {name}: generation_config.json is invalid ({reason})", fix="correct it") from None
+
+
+def _name_dtype(config: Path, state: Mapping[str, Tensor]) -> None:
+    """Where a model computes in bf16 and its fp32 weights are saved, from_pretrained would round them again."""
+    if config.exists():
+        dtypes = {tensor.dtype for tensor in state.values() if tensor.is_floating_point()}
+        about = json.loads(config.read_text())
+        about["dtype"] = str(max(dtypes, key=lambda dtype: dtype.itemsize)).removeprefix("torch.")
+        config.write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _refuse_holes(model: nn.Module, state: Mapping[str, Tensor], folder: Path) -> None:

@@ -64,6 +64,7 @@ def runs(tmp_path_factory, text, llama):
         asked("model ddp", "--model", str(llama), recipe="ddp"),
         asked("model", "--model", str(llama)),
         asked("model zero 3", "--model", str(llama), *zero(3)),
+        asked("model bf16", "--model", str(llama), *zero(2), "--precision", "bf16"),
         asked("lora ddp", *lora, recipe="ddp"),
         asked("lora", *lora),
         asked("lora zero 2", *lora, *zero(2)),
@@ -209,6 +210,14 @@ def test_another_strategy_leaves_the_same_result(runs, name):
     result, other = (tensors(folder / run / "model") for run in ("model", name))
     assert result.keys() == other.keys()
     assert all(torch.allclose(result[key], other[key], atol=1e-4) for key in result)
+
+
+def test_a_model_that_computed_in_bf16_is_saved_in_fp32(runs):
+    folder, _, _ = runs
+    result = tensors(folder / "model bf16" / "model")
+    assert {tensor.dtype for tensor in result.values()} == {torch.float32}
+    weight = result["model.layers.0.mlp.up_proj.weight"]
+    assert not torch.equal(weight, weight.bfloat16().float())
 
 
 @pytest.mark.parametrize("name", ["lora", "lora zero 2"])
