@@ -38,6 +38,7 @@ class Recipe:
 OURS = {
     "ddp": "data parallel: the whole model on each process",
     "fsdp": "FSDP2: weights, gradients and optimizer sharded over the processes",
+    "zero": "DeepSpeed ZeRO: optimizer, gradients and weights sharded, as far as --zero-stage says",
     "hf": "the Trainer of Hugging Face, over DDP, DeepSpeed ZeRO or FSDP",
 }
 

@@ -2,10 +2,13 @@
 
 import logging
 import os
+import shutil
 import warnings
 from types import ModuleType
 
+from options import Problem
 from process_group import Process
+from torch.optim import Optimizer
 
 
 def load(process: Process) -> ModuleType:
@@ -20,3 +23,27 @@ def load(process: Process) -> ModuleType:
     # With any compiler in reach it would be built at each start on a CPU, for a collective of inference.
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     return deepspeed
+
+
+def cpu_adam(optimizer: Optimizer) -> Optimizer:
+    """DeepSpeed's Adam for state in CPU memory, with the groups and values of this AdamW."""
+    refuse_without_cpu_adam()
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
+    chosen = {name: optimizer.defaults[name] for name in ("lr", "betas", "eps")}
+    return DeepSpeedCPUAdam(groups, adamw_mode=True, **chosen)
+
+
+def refuse_without_cpu_adam() -> None:
+    """Problem where the op is neither in the wheel nor can be compiled: DeepSpeed would end in a traceback."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.git_version_info import accelerator_name, installed_ops
+
+    prebuilt = installed_ops.get("cpu_adam") and accelerator_name == get_accelerator().device_name()
+    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if not shutil.which(tool)]
+    if missing and not prebuilt:
+        raise Problem(
+            f"offload wants DeepSpeed's op cpu_adam: it is not prebuilt here, and there is no {' and no '.join(missing)}",
+            fix="install a C++ compiler and ninja, build DeepSpeed with DS_BUILD_CPU_ADAM=1, or leave --offload out",
+        )

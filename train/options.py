@@ -135,7 +135,11 @@ class FsdpOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroOptions(Options):
-    zero_stage: int = _option(2, click.IntRange(0, 3), "what is sharded: 1 optimizer, 2 and gradients, 3 and weights")
+    zero_stage: int | None = _option(
+        None,
+        click.IntRange(0, 3),
+        "what is sharded: 0 nothing, 1 optimizer, 2 and gradients, 3 and weights; none: 2, or as the file says",
+    )
     offload: bool = _option(False, click.BOOL, "keep the optimizer in CPU memory", flag=True)
     deepspeed_config: str | None = _option(None, click.STRING, "a DeepSpeed JSON file of your own, instead of a stage")
 

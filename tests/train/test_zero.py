@@ -1,0 +1,358 @@
+"""`train zero` as a user runs it: the losses of ddp, exact resumes, clean logs, and refusals instead of tracebacks."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytest.importorskip("torch")
+if importlib.util.find_spec("deepspeed") is None:
+    pytest.skip("deepspeed is not installed", allow_module_level=True)
+import process_group  # noqa: E402
+import zero  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+SEVERAL_RUNS = Path(__file__).with_name("several_runs.py")
+SMALL = ("--log-every", "1", "--seq-length", "64", "--global-batch", "6", "--warmup", "2")
+
+
+def start(volume, what, *arguments, **variables):
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(volume),
+        "TRAIN_VOLUME": str(volume),
+        "TRAIN_NPROC": "2",
+        "PYTHONPATH": str(ROOT / "train"),
+        **variables,
+    }
+    command = [sys.executable, "-m", "entrypoint", "train", what, *arguments]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def train(volume, what, *arguments, code=0, **variables):
+    process = start(volume, what, *arguments, **variables)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == code, output
+    return output
+
+
+def train_several(volume, runs, **variables):
+    """The folder of several runs, each given as what `several_runs.Asked` has."""
+    train(volume, str(SEVERAL_RUNS), json.dumps(runs), **variables)
+    return volume / "runs" / "several_runs"
+
+
+def losses(run):
+    """step → loss of a run's records; a step that was trained twice must have given the same loss."""
+    found: dict[int, float | None] = {}
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        assert found.setdefault(record["step"], record["loss"]) == record["loss"]
+    return found
+
+
+def largest_difference(found, expected):
+    assert found.keys() == expected.keys()
+    assert all((found[step] is None) == (expected[step] is None) for step in expected)
+    return max(abs(found[step] - expected[step]) for step in expected if expected[step] is not None)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(4000)))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def own_config(tmp_path_factory):
+    """A stage 3 that gathers every weight when it is used: by default it leaves small ones where they are."""
+    path = tmp_path_factory.mktemp("config") / "mine.json"
+    path.write_text(
+        json.dumps(
+            {
+                "train_batch_size": "auto",
+                "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+                "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+            }
+        )
+    )
+    return str(path)
+
+
+# ---- the same losses as ddp ----
+
+STRATEGIES = {
+    "stage 0": ("--zero-stage", "0"),
+    "stage 1": ("--zero-stage", "1"),
+    "stage 2": ("--zero-stage", "2"),
+    "stage 3": ("--zero-stage", "3"),
+    "own config": ("--deepspeed-config", "OWN"),
+}
+ACCUMULATION = {"one pass": (), "accumulated": ("--micro-batch", "1")}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory, text, own_config):
+    """Folder of runs by number of processes: all strategies and ddp, undisturbed, poisoned, uneven and in bf16."""
+    folders = {}
+    for processes in (1, 2):
+        runs = {}
+        for strategy, options in STRATEGIES.items():
+            options = [own_config if word == "OWN" else word for word in options]
+            for passes, micro in ACCUMULATION.items():
+                arguments = [*SMALL, "--data", text, *options, *micro]
+                name = f"{strategy}, {passes}"
+                runs[name] = {"recipe": "zero", "arguments": ["--steps", "20", *arguments]}
+                if processes == 2:
+                    short = {"recipe": "zero", "arguments": ["--steps", "6", *arguments]}
+                    runs[f"{name}, poisoned"] = short | {"poisoned_step": 4}
+                    runs[f"{name}, uneven"] = short | {"uneven": True}
+        if processes == 1:
+            plain = [*SMALL, "--data", text]
+            runs["ddp"] = {"recipe": "ddp", "arguments": ["--steps", "20", *plain]}
+            runs["ddp, uneven"] = {"recipe": "ddp", "arguments": ["--steps", "6", *plain], "uneven": True}
+        else:
+            for stage in (3, 2, 1, 0):
+                arguments = ["--steps", "20", *SMALL, "--data", text, "--zero-stage", str(stage)]
+                runs[f"stage {stage}, bf16"] = {"recipe": "zero", "arguments": [*arguments, "--precision", "bf16"]}
+        volume = tmp_path_factory.mktemp(f"processes-{processes}")
+        folders[processes] = train_several(volume, runs, TRAIN_NPROC=str(processes))
+    return folders
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("passes", ACCUMULATION)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_twenty_losses_are_those_of_one_plain_process(table, processes, strategy, passes):
+    expected = losses(table[1] / "ddp")
+    found = losses(table[processes] / f"{strategy}, {passes}")
+    assert list(expected) == list(range(1, 21))
+    assert largest_difference(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("passes", ACCUMULATION)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_and_passes_count_by_their_tokens(table, strategy, passes):
+    expected = losses(table[1] / "ddp, uneven")
+    assert largest_difference(losses(table[2] / f"{strategy}, {passes}, uneven"), expected) < 1e-4
+
+
+@pytest.mark.parametrize("passes", ACCUMULATION)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_whose_gradient_is_not_finite_is_skipped_by_all_and_leaves_no_trace(table, strategy, passes):
+    run = table[2] / f"{strategy}, {passes}, poisoned"  # several_runs.py compares the state before and after
+    found = losses(run)
+    assert [step for step, loss in found.items() if loss is None] == [4]
+    assert json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["skipped_steps"] == 1
+    assert largest_difference(found, losses(table[2] / "stage 0, one pass, poisoned")) < 1e-4
+    assert found[6] < found[3]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_bf16_learns_as_fp32_does(table, stage):
+    expected = losses(table[1] / "ddp")
+    difference = largest_difference(losses(table[2] / f"stage {stage}, bf16"), expected)
+    assert 0 < difference < 0.05
+
+
+# ---- one run from start to end, and what may go on from it ----
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, text):
+    """A volume with a finished run of 30 steps at stage 3 on 2 processes, and what was on the screen."""
+    volume = tmp_path_factory.mktemp("finished")
+    output = train(volume, "zero", "--steps", "30", *SMALL, "--data", text, "--zero-stage", "3", "--save-every", "10")
+    return volume, output
+
+
+def test_a_run_ends_well_with_nothing_of_deepspeed_in_its_logs(finished):
+    volume, _ = finished
+    run = volume / "runs" / "zero"
+    assert json.loads((run / "exit.json").read_text())["exit_code"] == 0
+    assert json.loads((run / "summary.json").read_text())["validation_loss"] > 0
+    assert (run / "logs" / "n0r1.log").read_text() == ""
+    log, _, sample = (run / "logs" / "n0r0.log").read_text().partition("a sample:\n")
+    assert sample.startswith("def ")
+    ours = ("model ", "data ", "ZeRO stage 3", "step ", "saved ", "validation loss ")
+    assert [line for line in log.splitlines() if not line.startswith(ours)] == []
+    wait_until_gone(run)
+
+
+def test_a_checkpoint_is_complete_with_the_share_of_each_rank(finished):
+    folder = finished[0] / "runs" / "zero" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step-20", "step-30"]
+    manifest = json.loads((folder / "step-30" / "manifest.json").read_text())
+    shares = [name for name in manifest["files"] if name.endswith("_optim_states.pt")]
+    assert len(shares) == manifest["world_size"] == 2
+    assert {"latest", "zero.json"} <= manifest["files"].keys()
+
+
+@pytest.mark.parametrize(
+    ("changed", "variables", "named"),
+    [
+        ((), {"TRAIN_NPROC": "1"}, "was written with world_size 2; this start has world_size 1"),
+        ((), {"TRAIN_NPROC": "3"}, "was written with world_size 2; this start has world_size 3"),
+        (("--zero-stage", "2"), {}, "was written with zero_stage 3; this start has zero_stage 2"),
+        (("--precision", "bf16"), {}, "was written with bf16 False; this start has bf16 True"),
+    ],
+)
+def test_what_deepspeed_cannot_read_is_refused_before_a_model_is_built(finished, text, changed, variables, named):
+    volume, _ = finished
+    arguments = ("--steps", "30", *SMALL, "--data", text, "--zero-stage", "3", *changed)
+    output = train(volume, "zero", *arguments, code=78, **variables)
+    assert named in output
+    assert "TRAIN_RUN" in output
+    assert "Traceback" not in output
+    assert "model tiny" not in output
+
+
+def test_a_damaged_share_is_named_and_the_checkpoint_before_is_used(finished, text, tmp_path):
+    volume, _ = finished
+    shutil.copytree(volume / "runs", tmp_path / "runs")
+    run = tmp_path / "runs" / "zero"
+    share = next((run / "checkpoints" / "step-30").rglob("zero_pp_rank_1_*_optim_states.pt"))
+    os.truncate(share, 1000)
+    output = train(tmp_path, "zero", "--steps", "30", *SMALL, "--data", text, "--zero-stage", "3")
+    assert f"passed over a damaged checkpoint: step-30: state/{share.name} has 1000 bytes" in output
+    assert "step-20" in output
+    assert losses(run) == losses(volume / "runs" / "zero")
+
+
+def test_a_checkpoint_of_another_recipe_is_refused_by_name(tmp_path, text):
+    train(tmp_path, "ddp", "--steps", "2", *SMALL, "--data", text, TRAIN_RUN="mine")
+    output = train(tmp_path, "zero", "--steps", "2", *SMALL, "--data", text, TRAIN_RUN="mine", code=78)
+    assert "was not written by zero" in output
+    assert "Traceback" not in output
+
+
+def test_at_stage_0_nothing_is_bound_to_the_number_of_processes(tmp_path, text):
+    arguments = (*SMALL, "--data", text, "--zero-stage", "0", "--schedule", "constant")
+    train(tmp_path / "one", "zero", "--steps", "12", *arguments, TRAIN_NPROC="1")
+    train(tmp_path / "both", "zero", "--steps", "6", *arguments)
+    assert "going on from" in train(tmp_path / "both", "zero", "--steps", "12", *arguments, TRAIN_NPROC="1")
+    both, one = (losses(tmp_path / name / "runs" / "zero") for name in ("both", "one"))
+    assert largest_difference(both, one) < 1e-4
+
+
+def stop_by_signal(process, run):
+    process.send_signal(signal.SIGTERM)
+
+
+def stop_by_file(process, run):
+    (run / "stop").touch()
+
+
+@pytest.mark.parametrize(("stop", "stage"), [(stop_by_signal, "3"), (stop_by_file, "1")])
+def test_a_stopped_run_goes_on_where_it_was_with_the_same_losses(tmp_path, text, stop, stage):
+    arguments = ("--steps", "40", *SMALL, "--data", text, "--zero-stage", stage, "--micro-batch", "1")
+    train(tmp_path / "undisturbed", "zero", *arguments)
+    run = tmp_path / "stopped" / "runs" / "zero"
+    process = start(tmp_path / "stopped", "zero", *arguments)
+    wait_for_step(run, 10)
+    stop(process, run)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, output
+    assert len(losses(run)) < 40
+    assert "going on from" in train(tmp_path / "stopped", "zero", *arguments)
+    assert losses(run) == losses(tmp_path / "undisturbed" / "runs" / "zero")
+
+
+# ---- refusals, and single processes ----
+
+
+def alone(folder, *arguments, path=None):
+    """train/zero.py by plain python."""
+    environment = {"PATH": path or os.environ["PATH"], "HOME": str(folder), "TRAIN_RUN_DIR": str(folder / "run")}
+    command = [sys.executable, str(ROOT / "train" / "zero.py"), "--steps", "3", *SMALL, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_it_runs_by_plain_python(tmp_path, text):
+    code, output, errors = alone(tmp_path, "--data", text)
+    assert (code, errors) == (0, "")
+    assert "ZeRO stage 2" in output
+
+
+@pytest.mark.parametrize(
+    ("content", "quoted"),
+    [
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com: Extra inputs are not permitted"),
+        ({"train_batch_size": 8}, "train_batch_size is 8 in"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_a_fix(tmp_path, text, content, quoted):
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    code, _, errors = alone(tmp_path, "--data", text, "--deepspeed-config", str(tmp_path / "mine.json"))
+    assert code == 78
+    assert quoted in errors
+    assert "fix:" in errors
+    assert "Traceback" not in errors
+
+
+def cpu_adam_is_prebuilt():
+    adam = Path(importlib.util.find_spec("deepspeed").origin).parent / "ops" / "adam"
+    return any(adam.glob("cpu_adam_op*"))
+
+
+@pytest.mark.skipif(cpu_adam_is_prebuilt(), reason="DeepSpeed's op cpu_adam is prebuilt here")
+def test_offload_without_its_op_and_without_a_compiler_is_refused_by_name(tmp_path, text):
+    code, _, errors = alone(tmp_path, "--data", text, "--offload", path=str(tmp_path))
+    assert code == 78
+    assert "cpu_adam" in errors
+    assert "no c++ and no ninja" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(
+    not cpu_adam_is_prebuilt(), reason="DeepSpeed's op cpu_adam is not prebuilt here: minutes to compile"
+)
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_offload_trains_as_ddp_does(tmp_path, text, table, stage):
+    train(tmp_path, "zero", "--steps", "20", *SMALL, "--data", text, "--zero-stage", stage, "--offload")
+    assert largest_difference(losses(tmp_path / "runs" / "zero"), losses(table[1] / "ddp")) < 1e-4
+
+
+@pytest.mark.parametrize(("stage", "world_size"), [(1, 1), (2, 2)])
+def test_another_strategy_than_the_one_asked_for_is_an_error(stage, world_size):
+    engine = SimpleNamespace(zero_optimization_stage=lambda: stage, data_parallel_group=None)
+    process_group.start({})
+    try:
+        with pytest.raises(RuntimeError, match=f"got ZeRO stage {stage} over 1"):
+            zero.assert_in_force(engine, {"zero_stage": 2, "world_size": world_size})
+    finally:
+        process_group.stop()
+
+
+def wait_for_step(run, step):
+    deadline = time.monotonic() + 120
+    while not (run / "step").exists() or int((run / "step").read_text() or 0) < step:
+        assert time.monotonic() < deadline, "the run did not get that far"
+        time.sleep(0.05)
+
+
+def wait_until_gone(run):
+    deadline = time.monotonic() + 20
+    while any(str(run) in environment_of(pid) for pid in os.listdir("/proc") if pid.isdigit()):
+        assert time.monotonic() < deadline, "a process of the run is left"
+        time.sleep(0.1)
+
+
+def environment_of(pid):
+    try:
+        return Path("/proc", pid, "environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,119 @@
+"""The configuration that DeepSpeed gets: made from our options, or the user's own file, which must agree with them.
+
+Imports neither torch nor DeepSpeed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from options import Problem, ZeroOptions
+
+DEFAULT_STAGE = 2
+AUTO = "auto"
+
+
+def make_config(options: ZeroOptions, *, world_size: int, passes: int, bfloat16: bool) -> dict[str, Any]:
+    """What deepspeed.initialize takes. Optimizer and learning rate are not in it: they are the same in all recipes.
+
+    >>> config = make_config(ZeroOptions(global_batch=8), world_size=2, passes=2, bfloat16=False)
+    >>> config["train_micro_batch_size_per_gpu"], config["zero_optimization"]
+    (2, {'stage': 2})
+    """
+    assert options.global_batch is not None
+    file = options.deepspeed_config
+    config = _read(file) if file else {"zero_optimization": {"stage": AUTO}}
+    _settle_stage(config, options)
+    sharded = stage_of(config) > 0
+    for path, ours, option in (
+        ("train_batch_size", options.global_batch, "--global-batch"),
+        ("train_micro_batch_size_per_gpu", options.global_batch // passes // world_size, "--micro-batch"),
+        ("gradient_accumulation_steps", passes, "--micro-batch"),
+        ("gradient_clipping", options.clip, "--clip"),
+        # Stage 0 keeps no fp32 weights beside bf16 ones, so there the fp32 weights stay, as in ddp.
+        ("bf16.enabled", bfloat16 and sharded, "--precision"),
+        ("torch_autocast.enabled", bfloat16 and not sharded, "--precision"),
+        ("torch_autocast.dtype", "bfloat16", "--precision"),  # its own default is float16 on a GPU
+        ("fp16.enabled", False, "--precision"),
+    ):
+        _agree(config, path, ours, option, file)
+    if bfloat16 and sharded:  # a sum of many passes in bf16 loses the small ones
+        config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
+    _take_out_optimizer(config, options, file)
+    return config
+
+
+def stage_of(config: dict[str, Any]) -> int:
+    return int(config["zero_optimization"]["stage"])
+
+
+def offloads(config: dict[str, Any]) -> bool:
+    """Whether the optimizer's state leaves the GPU, so that its step is made by the CPU."""
+    return (config["zero_optimization"].get("offload_optimizer") or {}).get("device", "none") != "none"
+
+
+def _read(file: str) -> dict[str, Any]:
+    try:
+        config = json.loads(Path(file).read_text())
+    except OSError as error:
+        raise Problem(f"--deepspeed-config {file}: {error.strerror}", fix="give a file that node 0 can read") from None
+    except ValueError as error:
+        raise Problem(f"--deepspeed-config {file}: no JSON: {error}", fix="correct it at that place") from None
+    sections = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "data_types")
+    if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in sections):
+        raise Problem(
+            f"--deepspeed-config {file}: the file and {', '.join(sections)} in it must be objects",
+            fix="see the configuration reference of DeepSpeed",
+        )
+    return config
+
+
+def _settle_stage(config: dict[str, Any], options: ZeroOptions) -> None:
+    zero = config.setdefault("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    if stage == AUTO:
+        stage = DEFAULT_STAGE if options.zero_stage is None else options.zero_stage
+    if stage not in (0, 1, 2, 3):
+        raise Problem(f"{options.deepspeed_config}: zero_optimization.stage is {stage!r}", fix="one of 0, 1, 2, 3")
+    if options.zero_stage not in (None, stage):
+        raise Problem(
+            f"--zero-stage {options.zero_stage}, but zero_optimization.stage is {stage} in {options.deepspeed_config}",
+            fix='leave --zero-stage out, or write "auto" in the file',
+        )
+    zero["stage"] = stage
+    if options.offload and not offloads(config):
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if offloads(config) and stage == 0:
+        raise Problem("stage 0 cannot offload the optimizer", fix="--zero-stage 1, 2 or 3, or no offload")
+
+
+def _agree(config: dict[str, Any], path: str, ours: Any, option: str, file: str | None) -> None:
+    """Fill in what is absent or "auto"; refuse another value than ours."""
+    *sections, name = path.split(".")
+    for section in sections:
+        config = config.setdefault(section, {})
+    given = config.get(name, AUTO)
+    if given not in (AUTO, ours):
+        raise Problem(
+            f"{path} is {json.dumps(given)} in {file}, but this run has {json.dumps(ours)} ({option})",
+            fix=f'another {option}, or write "auto" in the file',
+        )
+    config[name] = ours
+
+
+def _take_out_optimizer(config: dict[str, Any], options: ZeroOptions, file: str | None) -> None:
+    """Drop the sections `optimizer` and `scheduler`, unless they ask for something else than our own would do."""
+    ours = {"lr": options.lr, "weight_decay": options.weight_decay, "adam_w_mode": True, "torch_adam": True}
+    optimizer, scheduler = config.pop("optimizer", {}), config.pop("scheduler", {})
+    asked = {
+        **{f"optimizer.params.{name}": (v, ours.get(name, AUTO)) for name, v in optimizer.get("params", {}).items()},
+        **{f"scheduler.params.{name}": (v, AUTO) for name, v in scheduler.get("params", {}).items()},
+    }
+    if str(optimizer.get("type", "AdamW")).lower() not in ("adam", "adamw"):
+        asked["optimizer.type"] = (optimizer["type"], "AdamW")
+    for path, (given, expected) in asked.items():
+        if given not in (AUTO, expected):
+            raise Problem(
+                f"{path} is {json.dumps(given)} in {file}, but optimizer and learning rate are this run's own",
+                fix='write "auto" there or leave it out; --lr, --weight-decay, --warmup and --schedule set them',
+            )
