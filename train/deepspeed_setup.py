@@ -44,6 +44,6 @@ def refuse_without_cpu_adam() -> None:
     missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if not shutil.which(tool)]
     if missing and not prebuilt:
         raise Problem(
-            f"offload wants DeepSpeed's op cpu_adam: it is not prebuilt here, and there is no {' and no '.join(missing)}",
-            fix="install a C++ compiler and ninja, build DeepSpeed with DS_BUILD_CPU_ADAM=1, or leave --offload out",
+            f"--offload wants DeepSpeed's op cpu_adam: not prebuilt here, and there is no {' and no '.join(missing)}",
+            fix="install a C++ compiler and ninja, build DeepSpeed with DS_BUILD_CPU_ADAM=1, or do without offload",
         )
