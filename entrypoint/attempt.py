@@ -23,6 +23,7 @@ from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
 _HERE = Path(__file__).resolve().parent
 _POLL_SECONDS = 0.2
 _DUMP_SECONDS = 8.0  # a little more than the keepers take (worker.py)
+_LINGER_SECONDS = 5.0  # torch's agent ends in less when its processes have
 _PR_SET_CHILD_SUBREAPER = 36
 KILLED = 128 + signal.SIGKILL
 
@@ -83,8 +84,12 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the training leaves behind comes to us
     logs = launch.folder.attempt(number)
     logs.mkdir(parents=True, exist_ok=True)
-    launch.folder.step.unlink(missing_ok=True)
+    for told in logs.glob(f"n{launch.folder.node}r*.json"):  # several nodes use one number so far
+        told.unlink()
+    if not launch.folder.node:
+        launch.folder.step.unlink(missing_ok=True)
     name = f"launcher-n{launch.folder.node}"
+    (logs / f"{name}.json").unlink(missing_ok=True)
     command = [sys.executable, "-P", str(_HERE / "elastic.py"), str(logs / f"{name}.json"), str(logs)]
     command += launch.torchrun_arguments
     with open(logs / f"{name}.log", "ab") as log:
@@ -105,6 +110,7 @@ class _Watch:
         self.liveness = Liveness(launch.hang_seconds)
         self._launch, self._logs, self._child, self._stop = launch, logs, child, stop
         self._passed_to: set[int] = set()
+        self._ended_at: float | None = None
 
     def to_the_end(self) -> str | None:
         """Wait for the end; None: it came by itself, or in the time that a request gives."""
@@ -138,14 +144,21 @@ class _Watch:
             seconds = self._launch.grace_seconds
             return f"killed: the training was not gone {seconds:g} s after the request to stop (TRAIN_GRACE)"
         keepers = self._keepers()
-        if not keepers:
-            _kill(self._child.pid)  # nothing has begun, so nothing is to be saved
+        if not keepers or self._only_torch_is_left():
+            _kill(self._child.pid)  # nothing has begun, so nothing is to be saved; or nothing is left
         if self._stop.by_signal:
             for pid in keepers - self._passed_to:
                 self._passed_to.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         return None
+
+    def _only_torch_is_left(self) -> bool:
+        """All processes of this node have ended, and torch's agent waits for other nodes (300 s, were it up to it)."""
+        if not _all_have_ended(self._logs, self._launch.folder.node):
+            return False
+        self._ended_at = self._ended_at or time.monotonic()
+        return time.monotonic() - self._ended_at > _LINGER_SECONDS
 
     def _saves(self) -> bool:
         """A checkpoint is being written: its files change. A long save is no hang."""
@@ -199,7 +212,8 @@ def _outcome(
         return Outcome(
             first.exit_code, sentence(first), stepped, by_itself=_by_itself(first), ours=stop.asked_at is not None
         )
-    if any(ended.exit_code == STOPPED for ended in all_ended) or (stop.asked_at is not None and not all_ended):
+    stopped = any(ended.exit_code == STOPPED for ended in all_ended)
+    if stopped or (stop.asked_at is not None and child_code != 0 and _all_have_ended(logs, node)):
         return Outcome(STOPPED, stepped=stepped, ours=True)
     if all_ended and child_code == 0:
         return Outcome(0, stepped=stepped)
@@ -207,6 +221,10 @@ def _outcome(
     text = f"the launcher itself ended with {code}"
     _write_failure(launch, number, code, text, all_ended)
     return Outcome(code, text, stepped, by_itself=False)
+
+
+def _all_have_ended(logs: Path, node: int) -> bool:
+    return len(list(logs.glob(f"n{node}r*.started.json"))) == len(list(logs.glob(f"n{node}r*.ended.json")))
 
 
 def _by_itself(first: Ended) -> bool:

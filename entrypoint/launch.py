@@ -67,18 +67,23 @@ def open_run(plan: Plan, say: Callable[[str], None]) -> Start:
         elif ended.get("command") == start.wanted:
             why = f"{folder.path.name} has finished, see {folder.path}; TRAIN_AGAIN=1 trains it again"
             return Start(plan, folder, lock, finished=why)
+    _make_folders(plan, folder)
+    folder.of_node("exit.json").unlink(missing_ok=True)
+    return start
+
+
+def _make_folders(plan: Plan, folder: RunFolder) -> None:
+    """The run's folders and plan.json; a stop file of an earlier start is taken away."""
     try:
         for path in (folder.path, folder.checkpoints, folder.logs):
             path.mkdir(parents=True, exist_ok=True)
         if not folder.node:
             folder.stop.unlink(missing_ok=True)
-        folder.of_node("exit.json").unlink(missing_ok=True)
         write_text(folder.of_node("plan.json"), report.to_json(plan) + "\n")
     except OSError as error:
         raise MachineError(
             f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
         ) from None
-    return start
 
 
 def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) -> int:
@@ -109,7 +114,7 @@ def become(plan: Plan, variables: Mapping[str, str]) -> None:
     """One process of many that somebody else started: be the script."""
     check_plan(plan)
     folder = folder_of(plan)
-    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    _make_folders(plan, folder)
     environment = child_environment(plan, variables, folder, attempt=0)
     python = plan.recipe is None or plan.recipe.interpreter is None
     command = [sys.executable, *plan.command[1:]] if python else list(plan.command)

@@ -77,6 +77,16 @@ def test_the_launchers_child_may_be_killed_and_leaves_no_orphan(tmp_path):
     assert output.splitlines()[-1] == "the launcher itself ended with 137"
 
 
+def test_a_keeper_may_be_killed_and_its_process_goes_with_it(tmp_path):
+    process = runs.start(tmp_path, runs.write_script(tmp_path), "steps=1000", TRAIN_RESTARTS="1")
+    run = tmp_path / "runs" / "own"
+    runs.wait_for_step(run, 2)
+    os.kill(runs.read(run / "logs" / "attempt-0" / "n0r1.started.json")["pid"], signal.SIGKILL)
+    code, output = runs.finish(process)
+    assert code == 137, output
+    assert output.splitlines()[-1] == "first to fail: node 0 rank 1, exit code 137 (SIGKILL)"
+
+
 def test_the_launcher_may_be_killed_and_leaves_no_orphan(tmp_path):
     process = runs.start(tmp_path, runs.write_script(tmp_path), "steps=1000")
     runs.wait_for_step(tmp_path / "runs" / "own", 2)
