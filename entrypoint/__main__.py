@@ -26,6 +26,12 @@ from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 
 _BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
+_WHAT_THIS_IS = """\
+Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
+  train ddp                 a small model on this machine, now; `train ddp --help` lists options
+  train /path/to/script.py  a script of yours
+  plan                      what is understood of this machine and cluster, and why
+  TRAIN_SCRIPT=ddp          set in the environment, starts training by itself"""
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
 
@@ -59,14 +65,27 @@ def train(context: Context, words: tuple[str, ...]) -> None:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     click.echo(report.to_text(plan, facts))
     launch.check_plan(plan)
-    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
+    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan, by_hand=sys.stdin.isatty()))
+
+
+@cli.command()
+@click.pass_obj
+def up(context: Context) -> None:
+    """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
+    if not read_request(context.variables).script:
+        click.echo(_WHAT_THIS_IS)
+        return
+    plan, facts = _plan(context, (), may_wait=True)
+    click.echo(report.to_text(plan, facts))
+    launch.check_plan(plan)
+    sys.exit(_train_here(context, plan, by_hand=False))
 
 
 def _on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _train_here(context: Context, plan: Plan) -> int:
+def _train_here(context: Context, plan: Plan, *, by_hand: bool) -> int:
     """In the foreground: this process is the agent, and a thread shows the run, which may be stuck in a full pipe."""
     start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
     if start.finished:
@@ -76,7 +95,7 @@ def _train_here(context: Context, plan: Plan) -> int:
     shown = (LogTail(start.folder.logs, node=start.folder.node), start.folder, sys.stdout, over.is_set)
     screen = threading.Thread(target=viewer.show, args=shown, daemon=True)
     screen.start()
-    code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
+    code = launch.train(start, context.variables, by_hand=by_hand)
     over.set()
     screen.join(timeout=30)
     viewer.tell_end(start.folder, sys.stderr)

@@ -16,6 +16,7 @@ import psutil
 
 from entrypoint.errors import OWN_BUG, STOPPED
 from entrypoint.failure import Ended, describe, first_to_fail, read_ended, sentence
+from entrypoint.launchers import Launcher
 from entrypoint.liveness import Liveness
 from entrypoint.restarts import Outcome
 from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
@@ -72,7 +73,7 @@ class Launch:
     """What is the same for each attempt of a start."""
 
     folder: RunFolder
-    torchrun_arguments: tuple[str, ...]
+    launcher: Launcher
     grace_seconds: float
     beat: Callable[[], bool]
     say: Callable[[str], None]
@@ -90,8 +91,7 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
         launch.folder.step.unlink(missing_ok=True)
     name = f"launcher-n{launch.folder.node}"
     (logs / f"{name}.json").unlink(missing_ok=True)
-    command = [sys.executable, "-P", str(_HERE / "elastic.py"), str(logs / f"{name}.json"), str(logs)]
-    command += launch.torchrun_arguments
+    command = _child_command(launch.launcher, logs, logs / f"{name}.json")
     with open(logs / f"{name}.log", "ab") as log:
         child = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -101,6 +101,17 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     end_descendants()
     watch.see_step()
     return _outcome(launch, number, child.returncode, ending, stop, stepped=watch.liveness.stepped)
+
+
+def _child_command(launcher: Launcher, logs: Path, outcome: Path) -> list[str]:
+    """torchrun's words through its launcher API; another launcher itself, with our keeper around each process."""
+    name, *words = launcher.words
+    if name == "torchrun":
+        return [sys.executable, "-P", str(_HERE / "elastic.py"), str(outcome), str(logs), *words, *launcher.target]
+    program = [sys.executable if word == "python" and not at else word for at, word in enumerate(launcher.program)]
+    keeper = ["--no_python", sys.executable, "-P", str(_HERE / "worker.py"), str(logs), *program]
+    module = {"accelerate": "accelerate.commands.launch", "deepspeed": "deepspeed.launcher.runner"}[name]
+    return [sys.executable, "-m", module, *(word for word in words if word != "launch"), *keeper]
 
 
 class _Watch:

@@ -145,6 +145,7 @@ class _Agent:
     """The attempts of one start, and what the volume remembers of all."""
 
     def __init__(self, start: Start, variables: Mapping[str, str]) -> None:
+        assert start.plan.launcher is not None  # one process of many has none, and becomes the script
         self._plan, self._folder, self._variables = start.plan, start.folder, variables
         self._alone = start.plan.cluster.nodes == 1
         self._history: list[dict[str, Any]] = read_json(start.folder.path / "attempts.json") or []
@@ -152,7 +153,7 @@ class _Agent:
         self._stop = StopRequest(start.folder.stop, start.plan.grace_seconds, self.say)
         self._launch = Launch(
             start.folder,
-            start.plan.command[1:],
+            start.plan.launcher,
             start.plan.grace_seconds,
             start.lock.beat if start.lock else lambda: True,
             self.say,

@@ -11,6 +11,7 @@ from entrypoint.devices import visible_gpus
 from entrypoint.environment import Environment
 from entrypoint.errors import MachineError
 from entrypoint.facts import Facts
+from entrypoint.launchers import Launcher, choose_launcher, process_command
 from entrypoint.network import Network, choose_network
 from entrypoint.reasons import Finding, Setting
 from entrypoint.recipes import Recipe
@@ -39,6 +40,7 @@ class Plan:
     settings: tuple[Setting, ...]
     recipe: Recipe | None
     command: tuple[str, ...]
+    launcher: Launcher | None  # None: nothing is launched
     directories: Directories
     session: str
     findings: tuple[Finding, ...]
@@ -77,14 +79,20 @@ def make_plan(
     is_process = environment.rank is not None
     directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
     settings = network.settings + _threads(cluster, facts, variables)
+    launcher: Launcher | None = None
     if is_process:
         settings += _process_settings(environment, cluster, network)
+    elif recipe is not None:
+        address = cluster.primary_address or network.address or "127.0.0.1"
+        launcher = choose_launcher(request.launcher, recipe, cluster, address, gpus=gpus)
+        settings += launcher.settings
     return Plan(
         cluster=cluster,
         network=network,
         settings=settings,
         recipe=recipe,
-        command=_command(recipe, cluster, network, is_process=is_process) if recipe else (),
+        command=launcher.command if launcher else process_command(recipe) if recipe else (),
+        launcher=launcher,
         directories=directories,
         session="foreground",
         findings=network.findings
@@ -96,26 +104,6 @@ def make_plan(
         restarts=request.restarts,
         again=request.again,
         process_rank=environment.rank,
-    )
-
-
-def _command(recipe: Recipe, cluster: Cluster, network: Network, *, is_process: bool) -> tuple[str, ...]:
-    if is_process:
-        if recipe.interpreter is not None:
-            return (*recipe.interpreter, str(recipe.script), *recipe.arguments)
-        return ("python", "-u", *recipe.target, *recipe.arguments)
-    # max-restarts=0: an attempt is a fresh launch; torchrun's own restart cannot bring several nodes back
-    # together (pytorch#146371).
-    return (
-        "torchrun",
-        f"--nnodes={cluster.nodes}",
-        f"--node-rank={cluster.node_rank or 0}",
-        f"--master-addr={cluster.primary_address or network.address}",
-        f"--master-port={cluster.primary_port}",
-        f"--nproc-per-node={cluster.processes_per_node}",
-        "--max-restarts=0",
-        *recipe.target,
-        *recipe.arguments,
     )
 
 

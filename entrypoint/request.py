@@ -9,7 +9,7 @@ from entrypoint.errors import SettingError
 from entrypoint.values import clean
 
 PREFIX = "TRAIN_"
-LAUNCHERS = ("torchrun",)
+LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,13 @@ VARIABLES = (
         "script",
     ),
     Variable("TRAIN_ARGS", "its arguments, split as a shell splits words", "empty", "arguments"),
-    Variable("TRAIN_LAUNCHER", "what starts the processes: `torchrun`", "torchrun", "launcher", _choice(*LAUNCHERS)),
+    Variable(
+        "TRAIN_LAUNCHER",
+        "what starts the processes: `torchrun`, `accelerate`, or on one node `deepspeed`",
+        "torchrun",
+        "launcher",
+        _choice(*LAUNCHERS),
+    ),
     Variable("TRAIN_NODES", "number of nodes", "from the cloud's variables, else 1"),
     Variable("TRAIN_NODE_RANK", "which node this is, from 0", "from the cloud's variables, else 0"),
     Variable("TRAIN_NPROC", "processes per node", "from the cloud's variables, else one a GPU (CPU: 2)"),

@@ -37,7 +37,7 @@ _LIBC = ctypes.CDLL(None)
 def main() -> None:
     folder, *command = sys.argv[1:]
     die_with_parent()
-    name = f"n{os.environ['GROUP_RANK']}r{os.environ['LOCAL_RANK']}"
+    name = f"n{os.environ.get('GROUP_RANK', '0')}r{os.environ['LOCAL_RANK']}"
     sys.exit(Keeper(Path(folder), name).keep(command))
 
 

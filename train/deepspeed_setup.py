@@ -8,6 +8,7 @@ from types import ModuleType
 
 from options import Problem
 from process_group import Process
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
@@ -47,3 +48,18 @@ def refuse_without_cpu_adam() -> None:
             f"--offload wants DeepSpeed's op cpu_adam: not prebuilt here, and there is no {' and no '.join(missing)}",
             fix="install a C++ compiler and ninja, build DeepSpeed with DS_BUILD_CPU_ADAM=1, or do without offload",
         )
+
+
+def whole_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:
+    """Weights in fp32 and buffers, on the CPU of the rank that keeps them; all ranks gather, one weight at a time."""
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    state: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        full = safe_get_full_fp32_param(parameter)  # None: frozen, or stage 0
+        with GatheredParameters([parameter], enabled=full is None and hasattr(parameter, "ds_id")):
+            if keep:
+                state[name] = (parameter if full is None else full).detach().float().cpu().clone()
+    kept = {name: buffer for name, buffer in model.named_buffers() if keep and name in model.state_dict()}
+    return state | {name: buffer.detach().cpu() for name, buffer in kept.items()}

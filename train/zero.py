@@ -16,7 +16,7 @@ import torch.distributed as dist
 from deepspeed_config import make_config, offloads, stage_of
 from loss import summed_loss
 from main import main
-from model import build_model
+from model import build_model, compile_blocks
 from optimizer import make_optimizer, set_rate
 from options import Problem, ZeroOptions
 from pydantic import ValidationError
@@ -43,6 +43,8 @@ def train(run: Run) -> int:
 
     # 1) The same model on every rank, and the line that differs between the recipes.
     model = build_model(options, run.samples.vocabulary)
+    if options.compile:
+        compile_blocks(model)
     run.describe(model)  # now: stage 3 leaves each rank a share of the weights
     run.metrics.say(f"ZeRO stage {bound['zero_stage']}{', optimizer in CPU memory' * bound['offload']}")
     engine = start_engine(model, config, run)
@@ -67,7 +69,8 @@ def train(run: Run) -> int:
             code = run.stopped(step)
             break
     else:
-        run.report(model)
+        # Of sharded weights only DeepSpeed can tell the whole.
+        run.report(model, deepspeed_setup.whole_state(model, keep=process.is_first) if options.model else None)
     engine.destroy()  # while the process group is still there
     return code
 

@@ -96,3 +96,17 @@ def test_a_name_that_does_not_resolve_is_waited_for_and_ends_with_68(tmp_path):
     answer = run("train", "ddp", TRAIN_VOLUME=str(tmp_path), TRAIN_WAIT="1", **variables)
     assert answer.returncode == 68, answer.stderr
     assert "no-such-host.invalid" in answer.stderr
+
+
+def test_up_without_a_script_says_in_five_lines_what_it_is(tmp_path):
+    answer = run("up", TRAIN_VOLUME=str(tmp_path))
+    assert answer.returncode == 0
+    assert len(answer.stdout.splitlines()) == 5
+    assert "train ddp" in answer.stdout
+
+
+def test_up_with_a_script_runs_it_and_ends_with_its_code(tmp_path):
+    (tmp_path / "mine.sh").write_text("echo rank $RANK of $WORLD_SIZE says $1; exit 7\n")
+    answer = run("up", TRAIN_VOLUME=str(tmp_path), TRAIN_SCRIPT=str(tmp_path / "mine.sh"), TRAIN_ARGS="'a b'")
+    assert answer.returncode == 7, answer.stderr
+    assert "rank 0 of 2 says a b" in answer.stdout

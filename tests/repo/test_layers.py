@@ -17,7 +17,7 @@ LAYERS = (
     {"place"},
     {"environment", "request"},
     {"cluster", "devices", "recipes"},
-    {"checks", "network"},
+    {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
     {"probe_machine"},

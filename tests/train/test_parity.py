@@ -126,6 +126,11 @@ def test_a_run_goes_on_under_another_recipe_and_another_number_of_processes(
     assert far(resumed[writer, wrote, reader, reading], second_half) < 1e-4
 
 
+TUNED_BY_ZERO = {
+    "zero 1": ("zero", ["--zero-stage", "1"]),
+    "zero 3": ("zero", ["--zero-stage", "3"]),
+    "zero 3, adapters": ("zero", ["--zero-stage", "3", "--lora-rank", "4"]),
+}
 TUNED = {
     "ddp": ("ddp", []),
     "ddp, adapters": ("ddp", ["--lora-rank", "4"]),
@@ -140,12 +145,12 @@ def tuned(tmp_path_factory, llama, data):
     """(variant, processes) → the folder of its run on a model of Hugging Face."""
     folder = tmp_path_factory.mktemp("tuned")
     found = {}
-    for processes in (1, 2):
-        names = {name: folder / f"{name} x{processes}" for name in TUNED}
+    for processes, variants in ((1, TUNED), (2, TUNED), (2, TUNED_BY_ZERO)):
+        names = {name: folder / f"{name} x{processes}" for name in variants}
         jobs = [
             {
-                "recipe": TUNED[name][0],
-                "arguments": [*SMALL, *data, "--model", str(llama), *TUNED[name][1]],
+                "recipe": variants[name][0],
+                "arguments": [*SMALL, *data, "--model", str(llama), *variants[name][1]],
                 "run_dir": str(run_dir),
                 "report": True,
             }
@@ -156,14 +161,15 @@ def tuned(tmp_path_factory, llama, data):
     return found
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("variant", TUNED)
+@pytest.mark.parametrize(
+    ("variant", "processes"), [*((name, n) for name in TUNED for n in (1, 2)), *((name, 2) for name in TUNED_BY_ZERO)]
+)
 def test_a_model_of_hugging_face_gives_the_losses_of_one_plain_process(tuned, variant, processes):
     expected = losses(tuned["ddp, adapters" if "adapters" in variant else "ddp", 1])
     assert far(losses(tuned[variant, processes]), expected) < 1e-4
 
 
-@pytest.mark.parametrize(("variant", "processes"), [("ddp", 2), ("fsdp", 1), ("fsdp", 2)])
+@pytest.mark.parametrize(("variant", "processes"), [("ddp", 2), ("fsdp", 1), ("fsdp", 2), ("zero 1", 2), ("zero 3", 2)])
 def test_what_was_tuned_loads_with_from_pretrained_and_is_the_same_model(tuned, variant, processes):
     import torch
     from transformers import AutoModelForCausalLM
