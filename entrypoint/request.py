@@ -82,8 +82,8 @@ def _stop_on(text: str) -> str:
 VARIABLES = (
     Variable(
         "TRAIN_SCRIPT",
-        "recipe name (`ddp`), path of a script, or `-m module`",
-        "none: services only",
+        "recipe name (`ddp`, `fsdp`, `zero`, `hf`), path of a script, or `-m module`",
+        "none",
         "script",
     ),
     Variable("TRAIN_ARGS", "its arguments, split as a shell splits words", "empty", "arguments"),

@@ -43,7 +43,7 @@ def test_an_unknown_recipe_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.torch
-@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+@pytest.mark.parametrize("recipe", OURS)
 def test_an_ejected_recipe_runs_by_plain_torchrun_in_a_clean_environment(tmp_path, recipe):
     eject(recipe, tmp_path / "mine")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", f"{recipe}.py"]
