@@ -1,9 +1,10 @@
 """Several runs of the recipes in one start of the processes: `torchrun drive.py JOBS.json`.
 
-A job has "recipe", "arguments", "run_dir", and may have "stop_at", "report". It is the recipe's own code; the process
-group is left up in between, since starting it is most of the time of a small run.
+A job has "recipe", "arguments" and "run_dir", and may have "stop_at", "report" and "poison". It is the recipe's own
+code; the process group is left up in between, since starting it is most of the time of a small run.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "train"))
 import process_group
 from options import KINDS, parse
-from run import Run
+from run import Diverged, Run
 
 
 class StopAt:
@@ -27,6 +28,26 @@ class StopAt:
         return self.left == 0
 
 
+@contextlib.contextmanager
+def poisoned(recipe, run, steps):
+    """In these steps the last rank's loss is no number."""
+    batch, loss, now = run.batch, recipe.summed_loss, []
+
+    def noted_batch(step):
+        now[:] = [step]
+        return batch(step)
+
+    def bad_loss(*arguments, **options):
+        bad = now[0] + 1 in steps and run.process.rank == run.process.world_size - 1
+        return loss(*arguments, **options) * (float("nan") if bad else 1.0)
+
+    run.batch, recipe.summed_loss = noted_batch, bad_loss
+    try:
+        yield
+    finally:
+        recipe.summed_loss = loss
+
+
 def main():
     jobs = json.loads(Path(sys.argv[1]).read_text())
     process = process_group.start()
@@ -38,8 +59,13 @@ def main():
             run.report = lambda model: None  # writing a sample takes longer than these runs
         if job.get("stop_at"):
             run._stop = StopAt(job["stop_at"])
-        code = recipe.train(run)
-        assert code == (143 if job.get("stop_at") else 0), (job, code)
+        with poisoned(recipe, run, job.get("poison", [])):
+            try:
+                code = recipe.train(run)
+            except Diverged:
+                code = "diverged"
+        expected = "diverged" if len(job.get("poison", [])) >= 10 else 143 if job.get("stop_at") else 0
+        assert code == expected, (job, code)
     process_group.stop()
 
 

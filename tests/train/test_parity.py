@@ -181,3 +181,39 @@ def test_what_was_tuned_loads_with_from_pretrained_and_is_the_same_model(tuned, 
     with torch.no_grad():
         assert (ours(tokens).logits - plain(tokens).logits).abs().max() < 1e-2
     assert ours.lm_head.weight is ours.model.embed_tokens.weight
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory, data):
+    """(recipe, how often) → the folder of a run in whose steps from 5 on one rank's loss was no number."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    found = {(recipe, times): folder / f"{recipe} {times}" for recipe in ("ddp", "fsdp") for times in (1, 10)}
+    jobs = [
+        {
+            "recipe": recipe,
+            "arguments": [*SMALL, *data, "--save-every", "2", "--keep", "2"],
+            "run_dir": str(run_dir),
+            "poison": list(range(5, 5 + times)),
+        }
+        for (recipe, times), run_dir in found.items()
+    ]
+    drive(folder, 2, jobs)
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_a_step_whose_gradient_is_no_number_is_skipped_on_all_ranks_and_counted(poisoned, recipe):
+    lines = (poisoned[recipe, 1] / "metrics.jsonl").read_text().splitlines()
+    records = {record["step"]: record for record in map(json.loads, lines)}
+    assert records[5]["loss"] is None
+    assert records[STEPS]["skipped_steps"] == 1
+    assert all(record["loss"] is not None for step, record in records.items() if step != 5)
+    assert records[STEPS]["loss"] < records[1]["loss"] - 1
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_ten_such_steps_in_a_row_end_the_run_and_the_weights_that_were_saved_are_whole(poisoned, recipe):
+    lines = (poisoned[recipe, 10] / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["step"] == 13  # the tenth, 14, is not logged any more
+    kept = sorted(path.name for path in (poisoned[recipe, 10] / "checkpoints").iterdir())
+    assert kept == ["step-10", "step-12"]  # of skipped steps: the weights of step 4
