@@ -124,6 +124,10 @@ def _attach(context: Context, folder: RunFolder) -> int:
     if living_holder(folder.lock):
         click.echo(f"{folder.path.name} goes on; `attach {folder.path.name}` shows it again")
         return 0
+    for name, line in status.newest_logs(folder, 15):  # a session takes its screen with it when it ends
+        if name == f"n{folder.node}r0":
+            click.echo(viewer.prefixed(name, line))
+    click.echo(f"the run is in {folder.path}")
     return viewer.tell_end(folder, sys.stderr)
 
 

@@ -90,6 +90,14 @@ def code_of(terminal: pexpect.spawn) -> int | None:
 LONG = ("steps=3000",)
 
 
+def test_what_the_run_said_last_stays_on_the_screen_when_its_session_has_ended(desk):
+    terminal = desk.train("steps=30")
+    terminal.expect(re.escape("[exited]"))  # tmux has taken its screen away
+    terminal.expect(r"\[n0r0\] step 30")
+    terminal.expect(f"the run is in {re.escape(str(desk.run))}")
+    assert code_of(terminal) == 0
+
+
 def test_start_detach_reattach_resize_and_the_end_with_the_trainings_code(desk):
     terminal = desk.train("steps=150", "do=exit", "at=150", "code=42", TRAIN_RESTARTS="1")
     terminal.expect(r"\[n0r0\] step 5")
