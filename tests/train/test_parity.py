@@ -129,6 +129,8 @@ def test_a_run_goes_on_under_another_recipe_and_another_number_of_processes(
 TUNED_BY_ZERO = {
     "zero 1": ("zero", ["--zero-stage", "1"]),
     "zero 3": ("zero", ["--zero-stage", "3"]),
+    "zero 2, activation checkpointing": ("zero", ["--zero-stage", "2", "--activation-checkpointing"]),
+    "zero 3, activation checkpointing": ("zero", ["--zero-stage", "3", "--activation-checkpointing"]),
     "zero 3, adapters": ("zero", ["--zero-stage", "3", "--lora-rank", "4"]),
 }
 TUNED = {
