@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import process_group
 from checkpoint import NotSaved
@@ -10,7 +11,7 @@ from options import Options, Problem, parse
 from run import Diverged, Run
 
 
-def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options) -> None:
+def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options) -> NoReturn:
     """Run `train` and leave with its exit code; a Problem is one line and its fix, of rank 0 alone."""
     try:
         options = parse(sys.argv[1:], kind)
@@ -28,7 +29,7 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
     except Diverged as error:
         _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")
         code = 1
-    sys.exit(code)
+    process_group.leave(code)
 
 
 def _tell(text: str) -> None:

@@ -1,10 +1,12 @@
 """This process among the others: the launcher's variables → device and process group."""
 
+import atexit
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -67,6 +69,18 @@ def _number(variables: Mapping[str, str], name: str) -> int:
         return int(variables[name])
     except ValueError:
         raise Problem(f"{name}={variables[name]!r} is not a number", fix="start it with a launcher") from None
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with a code, after Python's own exit functions but without C++'s static destructors.
+
+    They abort it ("terminate called without an active exception") where a thread of gloo is still there: seen once in
+    some hundred exits, after all was done, on an idle machine. A finished run must not look like a crash.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def stop() -> None:

@@ -67,6 +67,7 @@ def main():
         expected = "diverged" if len(job.get("poison", [])) >= 10 else 143 if job.get("stop_at") else 0
         assert code == expected, (job, code)
     process_group.stop()
+    process_group.leave(0)
 
 
 if __name__ == "__main__":

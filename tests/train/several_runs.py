@@ -41,6 +41,7 @@ def main():
             run.samples = learnt_here_and_there(run.samples)
         assert train(run, asked) == 0
     process_group.stop()
+    process_group.leave(0)
 
 
 def train(run, asked):

@@ -191,8 +191,8 @@ def test_a_run_ends_well_with_nothing_of_deepspeed_in_its_logs(finished):
     run = volume / "runs" / "zero"
     assert json.loads((run / "exit.json").read_text())["exit_code"] == 0
     assert json.loads((run / "summary.json").read_text())["validation_loss"] > 0
-    assert (run / "logs" / "n0r1.log").read_text() == ""
-    log, _, sample = (run / "logs" / "n0r0.log").read_text().partition("a sample:\n")
+    assert (run / "logs" / "attempt-0" / "n0r1.log").read_text() == ""
+    log, _, sample = (run / "logs" / "attempt-0" / "n0r0.log").read_text().partition("a sample:\n")
     assert sample.startswith("def ")
     ours = ("model ", "data ", "ZeRO stage 3", "step ", "saved ", "validation loss ")
     assert [line for line in log.splitlines() if not line.startswith(ours)] == []
