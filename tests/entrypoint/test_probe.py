@@ -150,7 +150,8 @@ def test_this_machine_gives_sane_facts() -> None:
     assert facts.memory_bytes is not None
     assert facts.memory_bytes > 0
     assert facts.routes == (("127.0.0.1", "127.0.0.1"),)
-    assert (facts.volume.exists, facts.volume.mounted) == (True, False)
+    assert facts.volume.exists is True
+    assert facts.volume.mounted is not True  # in a chroot its own root is not among the mounts: unknown
     assert as_lists(facts)
 
 
