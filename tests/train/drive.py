@@ -56,7 +56,7 @@ def main():
         os.environ["TRAIN_RUN_DIR"] = job["run_dir"]
         run = Run(job["recipe"], parse(job["arguments"], KINDS[job["recipe"]]), process)
         if not job.get("report"):
-            run.report = lambda model: None  # writing a sample takes longer than these runs
+            run.report = lambda *_: None  # writing a sample takes longer than these runs
         if job.get("stop_at"):
             run._stop = StopAt(job["stop_at"])
         with poisoned(recipe, run, job.get("poison", [])):

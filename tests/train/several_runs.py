@@ -36,7 +36,7 @@ def main():
         asked = Asked(**words)
         os.environ["TRAIN_RUN_DIR"] = f"{folder}/{name}"
         run = Run(asked.recipe, options.parse(asked.arguments, options.KINDS[asked.recipe]), process)
-        run.report = lambda model: None  # a text of 240 bytes takes longer than 20 steps
+        run.report = lambda *_: None  # a text of 240 bytes takes longer than 20 steps
         if asked.uneven:
             run.samples = learnt_here_and_there(run.samples)
         assert train(run, asked) == 0
