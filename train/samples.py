@@ -96,6 +96,8 @@ def find_files(paths: Sequence[str]) -> tuple[Path, ...]:
         if not matches:
             raise Problem(f"--data {path}: no such file, folder or match", fix="give paths that this node can read")
         for match in matches:
+            if not (match.is_dir() or match.is_file()):  # reading a pipe would never end
+                raise Problem(f"--data {match}: neither a file nor a folder", fix="give paths that this node can read")
             found.update(p for p in match.rglob("*") if p.is_file()) if match.is_dir() else found.add(match)
     return tuple(sorted(found))
 

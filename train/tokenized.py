@@ -36,6 +36,16 @@ class Tokenizer(Protocol):
 
 def prepare(options: Options, folder: Path) -> None:
     """Write the samples of --data into `folder`, unless they are there; for one process of all."""
+    try:
+        _prepare(options, folder)
+    except OSError as error:
+        raise Problem(
+            f"--data: {error.filename or folder}: {error.strerror or error}",
+            fix="make it readable for this user, or make room on the volume",
+        ) from None
+
+
+def _prepare(options: Options, folder: Path) -> None:
     files = samples.find_files(options.data)
     if options.model is None and not has_records(files):
         samples.prepare_bytes(options.data, folder)

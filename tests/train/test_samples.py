@@ -111,3 +111,21 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(files, tmp_path, m
     assert os.listdir(folder) == ["train.partial"]
     samples.prepare_bytes([str(files / "a.txt")], folder)
     assert samples.open_prepared(folder, 64).files == 1
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(samples.Problem, match="pipe: neither a file nor a folder"):
+        samples.find_files([str(tmp_path / "pipe")])
+
+
+def test_a_file_that_cannot_be_read_is_one_line_that_names_it(files, tmp_path, monkeypatch):
+    import tokenized
+    from options import Options
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(samples.Path, "read_bytes", refuse)
+    with pytest.raises(samples.Problem, match=r"a\.txt: Permission denied"):
+        tokenized.prepare(Options(data=(str(files / "a.txt"),)), tmp_path / "corpus")
