@@ -20,6 +20,7 @@ LAYERS = (
     {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
+    {"probe_software"},
     {"probe_machine"},
     {"probe_storage"},
     {"probe_limits", "probe_network"},
