@@ -11,26 +11,34 @@ from pathlib import Path
 
 import click
 
+from entrypoint import doctor as doctors
 from entrypoint import launch, report, scripts, session, status, viewer
+from entrypoint.checkpoint_size import checkpoint_bytes
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem
+from entrypoint.examine import examine
 from entrypoint.facts import Facts
+from entrypoint.mount import parse_mount, refuse_unshared
+from entrypoint.mount_volume import mount_volume
 from entrypoint.names import resolve
-from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
+from entrypoint.plan import Plan, all_checks, make_plan
+from entrypoint.preflight import preflight
 from entrypoint.probe import probe
+from entrypoint.probe_machine import BUILD
+from entrypoint.reasons import Check, problems
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
-from entrypoint.request import read_request
+from entrypoint.request import Request, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
+from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
-_BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
   train ddp                 a small model on this machine, now; `train ddp --help` lists options
   train /path/to/script.py  a script of yours
-  plan                      what is understood of this machine and cluster, and why
+  plan, doctor              what is understood of this machine and cluster, and what is wrong with it
   TRAIN_SCRIPT=ddp          set in the environment, starts training by itself"""
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
@@ -64,7 +72,7 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     click.echo(report.to_text(plan, facts))
-    launch.check_plan(plan)
+    plan = _checked(context, plan, facts)
     sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan, by_hand=sys.stdin.isatty()))
 
 
@@ -77,8 +85,19 @@ def up(context: Context) -> None:
         return
     plan, facts = _plan(context, (), may_wait=True)
     click.echo(report.to_text(plan, facts))
-    launch.check_plan(plan)
+    plan = _checked(context, plan, facts)
     sys.exit(_train_here(context, plan, by_hand=False))
+
+
+def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
+    """The plan with what is found by trying: a Problem where that forbids the start."""
+    launch.check_plan(plan)
+    found = problems(preflight(plan, facts, context.variables, say=lambda line: click.echo(line, err=True)))
+    for line in report.findings(found):
+        click.echo(line)
+    plan = replace(plan, findings=plan.findings + found)
+    launch.check_plan(plan)
+    return plan
 
 
 def _on_terminal() -> bool:
@@ -170,11 +189,9 @@ def status_command(context: Context, run: str | None, as_json: bool) -> None:
 
 def _find(context: Context, run: str | None) -> RunFolder:
     request = read_request(context.variables)
-    if request.volume:
-        volume = context.base / request.volume
-    else:
-        volume = DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
-    return status.find_run(volume, run or request.run)
+    path, _ = choose_volume(request.volume, context.variables)
+    here = path == DEFAULT_VOLUME and not path.is_dir()
+    return status.find_run(context.base / ("workspace" if here else path), run or request.run)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -186,6 +203,36 @@ def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     as_json = as_json or words[-1:] == ("--json",)
     made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
     click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+@click.option("--all", "every", is_flag=True, help="a line for each question, also where all is well")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [ARGUMENT]...]")
+@click.pass_obj
+def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...]) -> None:
+    """Check this node: its GPUs, volume, limits, versions; 69 if something forbids training here."""
+    try:
+        made, facts = _plan(context, words, may_wait=False)
+        found = _diagnose(context, made, facts)
+    except Problem as error:
+        facts = probe(context.base / choose_volume(None, context.variables)[0])
+        examined = examine(facts, (), context.variables, None, speed=False)
+        found = doctors.diagnose(facts, examined, plan=None, found=(), problem=error)
+    click.echo(doctors.to_json(found, facts) if as_json else doctors.to_text(found, every=every))
+    sys.exit(doctors.exit_code(found))
+
+
+def _diagnose(context: Context, made: Plan, facts: Facts) -> tuple[Check, ...]:
+    if facts.gpus:
+        click.echo("looking at the GPUs and the volume (some seconds)", err=True)
+    request, volume = read_request(context.variables), made.directories.volume
+    is_process = made.process_rank is not None
+    found = all_checks(made.cluster, facts, request, context.variables, volume, is_process=is_process)
+    to_try = None if facts.volume.exists is None else volume  # one that does not answer is not asked twice
+    examined = examine(facts, made.settings, context.variables, to_try, speed=True)
+    size, keep = checkpoint_bytes(made.recipe)
+    return doctors.diagnose(facts, examined, plan=made, found=found, problem=None, checkpoint_bytes=size, keep=keep)
 
 
 @cli.command()
@@ -209,13 +256,23 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         given = tuple(arguments) if words else split_arguments(request.arguments)
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
-    facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
+    volume = context.base / choose_volume(request.volume, context.variables)[0]
+    _mount(context, request, environment, volume, now=may_wait)
+    facts = _look(volume, environment, wait_seconds)
     made = make_plan(
-        environment, facts, request, recipe, variables=context.variables, base=context.base, in_image=_BUILD.exists()
+        environment, facts, request, recipe, variables=context.variables, base=context.base, in_image=BUILD.exists()
     )
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, facts
+
+
+def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:
+    if request.mount is None:
+        return
+    refuse_unshared(parse_mount(request.mount), environment.nodes or 1)
+    if now:
+        mount_volume(request.mount, volume, context.variables, say=lambda line: click.echo(line, err=True))
 
 
 def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:

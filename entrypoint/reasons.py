@@ -1,7 +1,8 @@
 """Values that carry their reason: a setting, a finding. Every part of a plan is told in them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +21,27 @@ class Finding:
     level: Literal["ok", "warn", "stop"]
     text: str
     fix: str = ""
+
+
+Level = Literal["ok", "warn", "stop", "n/a"]  # n/a: the question does not arise here
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question asked of this machine and its answer, as `doctor` tells it; `name` is promised to programs."""
+
+    name: str  # subject and question: "gpu.fabric"
+    level: Level
+    text: str  # one line, with what was measured
+    fix: str = ""
+    value: Any = None  # what was measured, for programs; JSON must be able to hold it
+
+    @property
+    def subject(self) -> str:
+        """The word before the dot."""
+        return self.name.partition(".")[0]
+
+
+def problems(checks: Iterable[Check]) -> tuple[Finding, ...]:
+    """What a plan tells of checks: those that warn or stop."""
+    return tuple(Finding(c.level, c.text, c.fix) for c in checks if c.level == "warn" or c.level == "stop")

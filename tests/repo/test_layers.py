@@ -16,23 +16,43 @@ LAYERS = (
     {"providers"},
     {"place"},
     {"environment", "request"},
-    {"cluster", "devices", "recipes"},
+    {"cluster", "devices", "recipes", "volume"},
+    {"caches", "check_examined", "check_gpus", "check_limits", "check_software", "checkpoint_size", "mount"},
     {"checks", "launchers", "network"},
     {"plan"},
+    {"doctor"},
     {"probe_nvml"},
     {"probe_software"},
     {"probe_machine"},
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts"},
+    {
+        "capture",
+        "eject",
+        "liveness",
+        "mount_volume",
+        "names",
+        "report",
+        "run_folder",
+        "screen",
+        "scripts",
+        "try_volume",
+    },
+    {"examine"},
+    {"preflight"},
     {"failure", "restarts", "run_lock"},
     {"attempt", "status"},
     {"launch", "viewer"},
     {"session"},
     {"__main__"},
 )
-CHILDREN = {"elastic", "worker"}  # programs of their own, run by path: they import nothing of ours
+CHILDREN = {
+    "cuda_start",
+    "elastic",
+    "trial",
+    "worker",
+}  # programs of their own, run by path: they import nothing of ours
 RANK = {module: number for number, layer in enumerate(LAYERS) for module in layer}
 MODULES = sorted((ROOT / "entrypoint").glob("*.py"))
 
