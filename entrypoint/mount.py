@@ -42,14 +42,14 @@ def parse_mount(text: str) -> Mounting:
         raise SettingError(f"TRAIN_MOUNT={text!r} has a ? and no options", fix=f"as in {_FIX}")
     if wrong := [option for option in options if not re.fullmatch(r"[\w.:=/+@-]+", option)]:
         raise SettingError(f"TRAIN_MOUNT={text!r}: {wrong[0]!r} is no mount option", fix="as in ?vers=4.1,nconnect=8")
-    if match := re.fullmatch(r"(nfs4?)://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]\s]+)(?::(\d{1,5}))?(/\S*)", body):
+    if match := re.fullmatch(r"(nfs4?)://(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]\s]+)(?::(\d{1,5}))?(/(?!/)\S*)", body):
         kind, host, port, export = match.groups()
         return Mounting(f"{host}:{export}", kind, (*options, *([f"port={port}"] if port else [])))
-    if match := re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]\s]+):(/\S*)", body):
+    if match := re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^/:\[\]\s]+):(/(?!/)\S*)", body):
         return Mounting(body, "nfs", options)
     if body.startswith("/dev/"):
         return Mounting(body, "device", options)
-    if body.startswith("/"):
+    if re.match("/[^/]", body):
         return Mounting(body, "file", options)
     raise SettingError(f"TRAIN_MOUNT={text!r} is nothing that can be mounted here", fix=f"one of {_FIX}")
 

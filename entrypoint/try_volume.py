@@ -43,7 +43,7 @@ def try_volume(path: Path, *, speed: bool, limit: float = TRIAL_SECONDS, program
 
 def nearest(path: Path) -> Path:
     """The path, or of those above it the first that exists."""
-    return next((each for each in (path, *path.parents) if each.is_dir()), path)
+    return next((each for each in (path, *path.parents) if os.path.isdir(each)), path)  # Path.is_dir may raise
 
 
 def _trial(path: Path, said: dict[str, Any]) -> Trial:
