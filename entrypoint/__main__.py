@@ -212,6 +212,9 @@ def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
 @click.pass_obj
 def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...]) -> None:
     """Check this node: its GPUs, volume, limits, versions; 69 if something forbids training here."""
+    as_json, every = as_json or "--json" in words[-1:], every or "--all" in words[-1:]
+    if words[-1:] in (("--json",), ("--all",)):
+        words = words[:-1]
     try:
         made, facts = _plan(context, words, may_wait=False)
         found = _diagnose(context, made, facts)

@@ -76,7 +76,11 @@ def _run(command: Sequence[str], variables: Mapping[str, str], limit: float) -> 
     try:
         return child.communicate(timeout=limit)[0]
     except subprocess.TimeoutExpired:
-        child.kill()  # stuck in the driver it ends when the driver lets it; it is not waited for
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # stuck in the driver it ends when the driver lets it
+            child.wait(0.5)
+        if child.stdout:
+            child.stdout.close()
         return None
 
 
