@@ -15,7 +15,7 @@ LAYERS = (
     {"provider_documents", "provider_pods", "provider_slurm"},
     {"providers"},
     {"place"},
-    {"environment", "request"},
+    {"environment", "request", "stay"},
     {"cluster", "devices", "recipes"},
     {"checks", "launchers", "network"},
     {"plan"},
@@ -28,7 +28,7 @@ LAYERS = (
     {"failure", "restarts", "run_lock"},
     {"attempt", "status"},
     {"launch", "viewer"},
-    {"session"},
+    {"agent", "session"},
     {"__main__"},
 )
 CHILDREN = {"elastic", "worker"}  # programs of their own, run by path: they import nothing of ours
