@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import click
 
-from entrypoint import agent, launch, report, scripts, session, status, viewer
+from entrypoint import agent, launch, report, scripts, session, status, version, viewer
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
@@ -27,7 +27,6 @@ from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 from entrypoint.stay import reason_to_stay
 
-_BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
   train ddp                 a small model on this machine, now; `train ddp --help` lists options
@@ -272,6 +271,14 @@ def eject(context: Context, recipe: str, folder: Path) -> None:
         click.echo(f"wrote {path}")
 
 
+@cli.command("version")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def version_command(as_json: bool) -> None:
+    """Say what this is: versions, commit, and in the image all that it was built from."""
+    found = version.read_version()
+    click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
+
+
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
@@ -285,7 +292,13 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     environment = read_environment(context.variables)
     facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
     made = make_plan(
-        environment, facts, request, recipe, variables=context.variables, base=context.base, in_image=_BUILD.exists()
+        environment,
+        facts,
+        request,
+        recipe,
+        variables=context.variables,
+        base=context.base,
+        in_image=version.BUILD.exists(),
     )
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)

@@ -24,7 +24,7 @@ LAYERS = (
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts"},
+    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts", "version"},
     {"failure", "restarts", "run_lock"},
     {"attempt", "status"},
     {"launch", "viewer"},
