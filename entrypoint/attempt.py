@@ -200,7 +200,7 @@ class _Watch:
 
 
 def collect_orphans(ours: int) -> None:
-    """The training's orphans come to us; as zombies they would fill the pid limit in days. `ours` waits for its poll."""
+    """The training's orphans come to us; as zombies they would fill the pid limit in days. `ours` waits for poll."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != ours:
             os.waitpid(ended.si_pid, 0)
