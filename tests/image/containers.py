@@ -117,7 +117,8 @@ class Container:
     def wait_until(self, condition, what: str, seconds: float = 90) -> None:
         until = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < until and self.state["Running"], f"{what}: {self!r}"
+            assert self.state["Running"], f"{what}: {self!r}"
+            assert time.monotonic() < until, f"{what}: {self!r}"
             time.sleep(0.3)
 
 
