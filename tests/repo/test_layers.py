@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "reasons", "stale", "values"},
+    {"facts", "measured", "reasons", "stale", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
@@ -17,6 +17,7 @@ LAYERS = (
     {"place"},
     {"environment", "request"},
     {"cluster", "devices", "recipes"},
+    {"interfaces"},
     {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
