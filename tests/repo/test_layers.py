@@ -17,7 +17,7 @@ LAYERS = (
     {"place"},
     {"environment", "request"},
     {"cluster", "devices", "recipes"},
-    {"interfaces"},
+    {"host_ids", "interfaces", "rdma"},
     {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
