@@ -22,6 +22,9 @@ class Rdma:
     mixed: bool = False  # others beside them have another link layer or rate
 
 
+NO_RDMA = Rdma((), None, 0, "no GPU, so NCCL is not used")
+
+
 def choose_rdma(facts: Facts, given: Mapping[str, str]) -> Rdma:
     """The HCAs that carry the training: of several kinds the group with the highest sum of rates.
 
@@ -48,9 +51,12 @@ def choose_rdma(facts: Facts, given: Mapping[str, str]) -> Rdma:
 
 def rdma_settings(rdma: Rdma, given: Mapping[str, str], facts: Facts) -> tuple[list[Setting], list[Finding]]:
     """NCCL_IB_HCA where kinds are mixed, NCCL_IB_DISABLE where nothing can be opened; what was given is checked."""
+    if rdma is NO_RDMA:
+        return [], []
     settings: list[Setting] = []
     findings = list(_of_vendor(facts, given))
-    if not rdma.hcas and rdma.devices and "NCCL_IB_DISABLE" not in given:
+    spoken = any(port.link_layer in _SPOKEN for port in facts.rdma)
+    if not rdma.hcas and spoken and "NCCL_IB_DISABLE" not in given:
         # Listed but not to be opened, NCCL would fail or crawl instead of taking sockets (NVIDIA/nccl#451).
         settings.append(Setting("NCCL_IB_DISABLE", "1", rdma.reason))
     if rdma.hcas:

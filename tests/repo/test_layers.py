@@ -18,6 +18,7 @@ LAYERS = (
     {"environment", "request"},
     {"cluster", "devices", "recipes"},
     {"host_ids", "interfaces", "rdma"},
+    {"inherited"},
     {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
