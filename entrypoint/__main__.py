@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -290,7 +291,12 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         given = tuple(arguments) if words else split_arguments(request.arguments)
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
-    facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
+    look = partial(
+        probe,
+        context.base / (request.volume or DEFAULT_VOLUME),
+        nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
+    )
+    facts = _look(look, environment, wait_seconds)
     made = make_plan(
         environment,
         facts,
@@ -305,18 +311,18 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     return made, facts
 
 
-def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:
+def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:
     """The facts, with the route to the primary under the name that the environment gave it."""
     name = environment.primary_address
     if name is None or environment.nodes == 1:
-        return probe(volume)
+        return look()
     try:
         address = resolve(name, wait_seconds=wait_seconds, say=_say)
     except NodesError:
         if wait_seconds:
             raise
-        return probe(volume)  # a plan is shown all the same; its network then rests on what else is known
-    facts = probe(volume, targets=(address,))
+        return look()  # a plan is shown all the same; its network then rests on what else is known
+    facts = look(targets=(address,))
     return replace(facts, routes=tuple((name, source) for _, source in facts.routes))
 
 

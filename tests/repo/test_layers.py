@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "reasons", "stale", "values"},
+    {"facts", "measured", "reasons", "stale", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
@@ -17,6 +17,8 @@ LAYERS = (
     {"place"},
     {"environment", "request", "stay"},
     {"cluster", "devices", "recipes"},
+    {"host_ids", "interfaces", "rdma"},
+    {"inherited"},
     {"checks", "launchers", "network"},
     {"plan"},
     {"probe_nvml"},
