@@ -19,6 +19,8 @@ LAYERS = (
     {"cluster", "devices", "recipes"},
     {"checks", "launchers", "network"},
     {"plan"},
+    {"namespaces"},
+    {"local"},
     {"probe_nvml"},
     {"probe_machine"},
     {"probe_storage"},
