@@ -103,13 +103,14 @@ class Namespaces:
             [*DIES_WITH_ITS_MAKER, "unshare", *kinds, "sh", "-c", "echo; exec sleep infinity"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
         self._stack.callback(_end, holder)
         assert holder.stdout is not None
         if not holder.stdout.readline():  # the line comes from within
             raise MachineError(
-                "this machine does not let us make namespaces",
+                f"this machine does not let us make namespaces ({holder.communicate()[1].strip()})",
                 fix="run as root with CAP_SYS_ADMIN and CAP_NET_ADMIN, or leave --namespaces out",
             )
         return holder
@@ -163,6 +164,4 @@ def _run(enter: tuple[str, ...], script: str) -> str:
 
 def _end(holder: "subprocess.Popen[str]") -> None:
     holder.kill()
-    holder.wait()
-    if holder.stdout:
-        holder.stdout.close()
+    holder.communicate()
