@@ -18,10 +18,17 @@ import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
 SAMPLES, WIDTH, EVERY = 12, 16, 5
-steps, pace = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.05
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def main():
+    steps, pace = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.05
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if "RANK" in os.environ:
+        train(model, optimizer, steps, pace)
+    else:
+        train_alone(model, optimizer, steps)
 
 
 def batch(step):
@@ -29,7 +36,7 @@ def batch(step):
     return data, data.sin().sum(1, keepdim=True)
 
 
-def train_alone():
+def train_alone(model, optimizer, steps):
     for step in range(1, steps + 1):
         data, wanted = batch(step)
         loss = mse_loss(model(data), wanted)
@@ -37,12 +44,12 @@ def train_alone():
         print(json.dumps({"step": step, "loss": loss.item()}))
 
 
-def train():
+def train(model, optimizer, steps, pace):
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    folder, step_file = Path(os.environ["TRAIN_CHECKPOINT_DIR"]), Path(os.environ["TRAIN_STEP_FILE"])
-    first = resume(folder) + 1
-    for step in range(first, steps + 1):
+    folder = Path(os.environ["TRAIN_CHECKPOINT_DIR"])
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    for step in range(resume(model, optimizer, folder) + 1, steps + 1):
         time.sleep(pace)
         mine = slice(rank * SAMPLES // world, (rank + 1) * SAMPLES // world)
         data, wanted = batch(step)
@@ -50,18 +57,19 @@ def train():
         optimizer.zero_grad(), loss.backward()
         summed = torch.cat([p.grad.flatten() for p in model.parameters()] + [loss.detach().reshape(1)])
         dist.all_reduce(summed)
-        sizes = [p.numel() for p in model.parameters()]
         for parameter, gradient in zip(model.parameters(), summed[:-1].split(sizes), strict=True):
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
         if rank == 0:
-            note(step, summed[-1].item(), step_file)
+            note(step, summed[-1].item())
         if step % EVERY == 0 or step == steps:
-            save(folder, step, rank)
+            if rank == 0:
+                save(model, optimizer, folder, step)
+            dist.barrier()
     dist.destroy_process_group()
 
 
-def resume(folder):
+def resume(model, optimizer, folder):
     done = sorted(int(path.parent.name[5:]) for path in folder.glob("step-*[0-9]/manifest.json"))
     if not done:
         return 0
@@ -70,24 +78,20 @@ def resume(folder):
     return done[-1]
 
 
-def note(step, loss, step_file):
+def note(step, loss):
     record = {"step": step, "loss": loss, "time": time.time(), "attempt": int(os.environ["TRAIN_ATTEMPT"])}
     with open(Path(os.environ["TRAIN_RUN_DIR"], "metrics.jsonl"), "a") as stream:
         stream.write(json.dumps(record) + "\n")
-    step_file.write_text(f"{step}\n")
+    Path(os.environ["TRAIN_STEP_FILE"]).write_text(f"{step}\n")
 
 
-def save(folder, step, rank):
-    if rank == 0:
-        partial = folder / f"step-{step}.{os.environ['TRAIN_ATTEMPT']}.partial"
-        partial.mkdir()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial / "state.pt")
-        (partial / "manifest.json").write_text("{}")
-        partial.rename(folder / f"step-{step}")
-    dist.barrier()
+def save(model, optimizer, folder, step):
+    partial = folder / f"step-{step}.{os.environ['TRAIN_ATTEMPT']}.partial"
+    partial.mkdir()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, partial / "state.pt")
+    (partial / "manifest.json").write_text("{}")
+    partial.rename(folder / f"step-{step}")
 
 
-if "RANK" in os.environ:
-    train()
-else:
-    train_alone()
+if __name__ == "__main__":
+    main()

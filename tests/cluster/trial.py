@@ -15,6 +15,7 @@ from entrypoint.local import Nodes
 from entrypoint.namespaces import LINKS, Namespaces
 
 ROOT = Path(__file__).resolve().parents[2]
+STEPS = 60  # of the script where nothing else is said: three seconds
 SCRIPT = Path(__file__).with_name("steps.py")
 # A hang is judged after 2 minutes; here after 10 s, so that a test need not wait for it.
 IMPATIENT = (
@@ -35,7 +36,7 @@ class Trial:
         self.run = Path(volume) / "runs" / run
         self.lines = []  # (seconds since the epoch, node, text)
         self._stack = contextlib.ExitStack()
-        self._arguments = (nodes, 1, [str(word) for word in words] or [str(SCRIPT), "60"])
+        self._arguments = (nodes, 1, [str(word) for word in words] or [str(SCRIPT), str(STEPS)])
         self._links, self._program, self._primary_link = links, program, primary_link
         self._variables = variables_of(volume) | (variables or {})
 
