@@ -1,5 +1,6 @@
 """The command line: `roundhouse` in the image, `python -m entrypoint` in a checkout."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,15 +15,19 @@ from typing import NoReturn
 import click
 
 from entrypoint import agent, launch, report, scripts, session, status, version, viewer
+from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
 from entrypoint.facts import Facts
+from entrypoint.local import Nodes
+from entrypoint.local import run as run_local
 from entrypoint.names import resolve
+from entrypoint.namespaces import Namespaces
 from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
 from entrypoint.probe import probe
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
-from entrypoint.request import edits, read_request
+from entrypoint.request import Request, edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
@@ -90,6 +95,36 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     click.echo(report.to_text(plan, facts))
     launch.check_plan(plan)
     sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--nodes", type=click.IntRange(2, 64), default=2, show_default=True)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="of each node")
+@click.option("--namespaces", is_flag=True, help="a network for each node, with a slow and a fast interface (root)")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [ARGUMENT]...")
+@click.pass_obj
+def local(context: Context, nodes: int, processes: int, namespaces: bool, words: tuple[str, ...]) -> None:
+    """Try a cluster on this machine: several nodes, each a `train` of its own; they meet as on a real one."""
+    volume = _volume(context, read_request(context.variables))
+    gpus = visible_gpus(context.variables.get("CUDA_VISIBLE_DEVICES"), probe(volume).gpus or ())
+    if 0 < len(gpus) < nodes * processes:
+        click.echo(f"{len(gpus)} GPUs are too few for {nodes * processes} processes; they train on the CPU", err=True)
+    variables = {**context.variables, "TRAIN_VOLUME": str(volume)}
+    with contextlib.ExitStack() as stack:
+        networks = stack.enter_context(Namespaces(nodes)) if namespaces else None
+        cluster = stack.enter_context(
+            Nodes(
+                nodes,
+                processes,
+                words,
+                variables,
+                namespaces=networks,
+                gpus=gpus,
+                say=lambda number, line: click.echo(f"node {number} | {line}"),
+            )
+        )
+        code = run_local(cluster, tell=lambda line: click.echo(f"local  | {line}", err=True))
+    sys.exit(code)
 
 
 @cli.command()
@@ -244,11 +279,14 @@ def status_command(context: Context, run: str | None, as_json: bool) -> None:
 
 def _find(context: Context, run: str | None) -> RunFolder:
     request = read_request(context.variables)
+    return status.find_run(_volume(context, request), run or request.run)
+
+
+def _volume(context: Context, request: Request) -> Path:
+    """Where runs lie, without a plan."""
     if request.volume:
-        volume = context.base / request.volume
-    else:
-        volume = DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
-    return status.find_run(volume, run or request.run)
+        return context.base / request.volume
+    return DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
 
 
 @cli.command(context_settings=_PASS_ON)

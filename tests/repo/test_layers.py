@@ -21,6 +21,8 @@ LAYERS = (
     {"inherited"},
     {"checks", "launchers", "network"},
     {"plan"},
+    {"namespaces"},
+    {"local"},
     {"probe_nvml"},
     {"probe_machine"},
     {"probe_storage"},
