@@ -106,6 +106,24 @@ def take(path: Path, *, say: Callable[[str], None], sleep: Callable[[float], Non
     return RunLock(descriptor, mine)
 
 
+def hold(path: Path) -> RunLock | None:
+    """Mark that a node of several works here, for who looks at the run; whether it may is decided at the roll call.
+
+    None: another process has it, or this volume has no locks.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:
+        return None
+    if not _flock(descriptor):
+        os.close(descriptor)
+        return None
+    mine = _myself()
+    _write(descriptor, mine)
+    return RunLock(descriptor, mine)
+
+
 def holder_of(path: Path) -> Holder | None:
     """Who holds the lock by what is written in it; None: released, or nobody ever did."""
     try:
