@@ -76,7 +76,14 @@ class Meeting:
         except BaseException as error:
             self._heard.put(error)
         finally:
+            self._end_tasks()
             self._loop.close()
+
+    def _end_tasks(self) -> None:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     async def _meet(self) -> Over:
         if self._coordinator is None:

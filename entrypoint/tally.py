@@ -69,7 +69,7 @@ def tally(
         )
     asked = stopping or any(report.outcome.ours for report in reports.values())
     blamed = {rank: report for rank, report in reports.items() if not report.for_others}
-    first = first_to_fail(_in_time(blamed, offsets), fine=(0, STOPPED))
+    first = first_to_fail(_in_time(reports, offsets), fine=(0, STOPPED))
     if first is not None:
         outcome = Outcome(first.exit_code, sentence(first), stepped, first.exit_code != KILLED, asked)
         return Tally(outcome, describe(first, attempt))
