@@ -15,6 +15,7 @@ from entrypoint.environment import stale_variables
 from entrypoint.errors import STOPPED, MachineError, Problem, SettingError
 from entrypoint.history import History
 from entrypoint.plan import Draft, Plan, Settled
+from entrypoint.reception import can_listen
 from entrypoint.restarts import Decision
 from entrypoint.run_folder import RunFolder, note_json, read_json, write_json, write_text
 from entrypoint.run_lock import RunLock, hold, living_holder, take
@@ -76,7 +77,7 @@ def open_run(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Start:
     Node 0 holds the lock for all; whether another node may take part is decided at the roll call.
     """
     folder = folder_of(plan)
-    lock = hold(folder.lock) if folder.node else _take(plan, folder, say)
+    lock = hold(folder.lock) if folder.node else _take(plan, draft, folder, say)
     start = Start(plan, draft, folder, lock)
     if (ended := read_json(folder.path / "exit.json")) and ended["exit_code"] == 0:
         if plan.again and not folder.node:
@@ -89,10 +90,10 @@ def open_run(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Start:
     return start
 
 
-def _take(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> RunLock:
+def _take(plan: Plan, draft: Draft, folder: RunFolder, say: Callable[[str], None]) -> RunLock:
     """Of two nodes that say they are node 0, the second tells the first by a file: they may not reach each other."""
     try:
-        lock = take(folder.lock, say=say)
+        lock = take(folder.lock, say=say, endpoint=_free_endpoint(plan, draft, folder))
     except SettingError:
         if plan.cluster.nodes > 1 and (holder := living_holder(folder.lock)):
             write_json(folder.rival, {"host": socket.gethostname()})
@@ -100,6 +101,14 @@ def _take(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> RunLock:
         raise
     folder.rival.unlink(missing_ok=True)
     return lock
+
+
+def _free_endpoint(plan: Plan, draft: Draft, folder: RunFolder) -> str:
+    """Where this node 0 will hold the roll call; empty where something listens there, or there will be none."""
+    if plan.roll_call is None:
+        return ""
+    seat = joint.seat_of(plan, draft.facts, folder, None)
+    return seat.endpoint if can_listen(seat.address, seat.port) else ""
 
 
 def _make_folders(plan: Plan, folder: RunFolder) -> None:

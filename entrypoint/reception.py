@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -236,6 +237,18 @@ class Reception:
 
     def _put_lost(self, guest: Guest, why: str) -> None:
         self._inbox.put_nowait((guest, {"kind": "lost", "text": why}))
+
+
+def can_listen(address: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
 
 
 def _volume(told: object, nonce: str) -> str:
