@@ -24,7 +24,7 @@ from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
 from entrypoint.names import resolve
 from entrypoint.namespaces import Namespaces
-from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
+from entrypoint.plan import DEFAULT_VOLUME, Draft, Plan
 from entrypoint.probe import probe
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, edits, read_request
@@ -84,17 +84,18 @@ def cli(context: click.Context) -> None:
 @click.pass_obj
 def train(context: Context, words: tuple[str, ...]) -> None:
     """Plan, check and run a recipe or a script; the exit code is the training's."""
-    plan, facts = _plan(context, words, may_wait=True)
+    plan, draft = _plan(context, words, may_wait=True)
     if plan.process_rank is not None:
         if not plan.process_rank:  # of many processes, one tells
-            click.echo(report.to_text(plan, facts))
+            click.echo(report.to_text(plan, draft.facts))
         launch.become(plan, context.variables)
-    in_session = _on_terminal() and launch.is_numbered(plan)
+    plan = launch.numbered(plan, draft, say=_say)
+    in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
-    click.echo(report.to_text(plan, facts))
+    click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
+    sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -136,11 +137,12 @@ def up(context: Context) -> None:
         if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
             _stay(why)
         return
-    plan, facts = _plan(context, (), may_wait=True)
+    plan, draft = _plan(context, (), may_wait=True)
+    plan = launch.numbered(plan, draft, say=_say)
     plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
-    click.echo(report.to_text(plan, facts))
+    click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    sys.exit(_train_beside(context, plan))
+    sys.exit(_train_beside(context, plan, draft))
 
 
 def _stay(why: str) -> None:
@@ -163,9 +165,9 @@ def _is_main_process() -> bool:
     return os.getpid() == 1 or os.getppid() == 1
 
 
-def _train_here(context: Context, plan: Plan) -> int:
+def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
     """In the foreground: this process is the agent, and a thread shows the run."""
-    start = launch.open_run(plan, say=_say)
+    start = launch.open_run(plan, draft, say=_say)
     if start.finished:
         click.echo(start.finished)
         return 0
@@ -175,11 +177,11 @@ def _train_here(context: Context, plan: Plan) -> int:
     return code
 
 
-def _train_beside(context: Context, plan: Plan) -> int:
+def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
     """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
     folder = launch.folder_of(plan)
     tail = LogTail(folder.logs, node=folder.node)
-    child = agent.start(_agent_of(context, plan, by_hand=False), None, kept=True)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=False), None, kept=True)
     if child.finished:
         click.echo(child.finished)
         return child.wait()
@@ -190,10 +192,10 @@ def _train_beside(context: Context, plan: Plan) -> int:
     return code
 
 
-def _train_in_session(context: Context, plan: Plan) -> int:
+def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
     """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
     folder, kept = launch.folder_of(plan), _is_main_process()
-    child = agent.start(_agent_of(context, plan, by_hand=True), folder.agent_log, kept=kept)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
     if child.finished:
         click.echo(child.finished)
         return 0
@@ -209,9 +211,9 @@ def _train_in_session(context: Context, plan: Plan) -> int:
     return code
 
 
-def _agent_of(context: Context, plan: Plan, *, by_hand: bool) -> agent.Body:
+def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
     def body(ready: Callable[[str | None], None]) -> int:
-        start = launch.open_run(plan, say=_say)
+        start = launch.open_run(plan, draft, say=_say)
         ready(start.finished)
         return 0 if start.finished else launch.train(start, context.variables, by_hand=by_hand)
 
@@ -296,8 +298,8 @@ def _volume(context: Context, request: Request) -> Path:
 def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     """Print what would be done, with the reasons; change nothing."""
     as_json = as_json or words[-1:] == ("--json",)
-    made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
-    click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+    made, draft = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
+    click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
 
 
 @cli.command()
@@ -318,7 +320,7 @@ def version_command(as_json: bool) -> None:
     click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
 
 
-def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
+def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
     if words[:1] == ("-m",):  # as Python takes it; TRAIN_SCRIPT holds both words in one
@@ -335,18 +337,11 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
     )
     facts = _look(look, environment, wait_seconds)
-    made = make_plan(
-        environment,
-        facts,
-        request,
-        recipe,
-        variables=context.variables,
-        base=context.base,
-        in_image=version.BUILD.exists(),
-    )
+    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=version.BUILD.exists())
+    made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
-    return made, facts
+    return made, draft
 
 
 def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:
