@@ -30,13 +30,8 @@ def main() -> None:
         for nodes in chosen.nodes:
             seconds = [recover(fault, nodes, undisturbed) for _ in range(chosen.rounds)]
             goal = 15 if fault in CLOSES_CONNECTIONS else 30
-            line = {
-                "bench": "recovery",
-                "fault": fault,
-                "nodes": nodes,
-                "seconds": round(statistics.median(seconds), 1),
-            }
-            print(json.dumps(line | {"goal": goal}), flush=True)
+            line = {"bench": "recovery", "fault": fault, "nodes": nodes, "goal": goal}
+            print(json.dumps(line | {"seconds": round(statistics.median(seconds), 1)}), flush=True)
 
 
 def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
