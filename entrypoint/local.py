@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import IO
 
 import psutil
 
@@ -21,6 +22,7 @@ from entrypoint.stale import stale_variables
 _ROOT = Path(__file__).resolve().parent.parent
 _PLACE = ("TRAIN_NODES", "TRAIN_NODE_RANK", "TRAIN_NPROC", "TRAIN_PRIMARY", "TRAIN_INTERFACE")
 _POLL_SECONDS = 0.1
+_READ_SECONDS = 5.0  # for the last lines of a node that has ended
 _OTHERS_SECONDS = 60.0  # for the other nodes to end by themselves when one has; they tell why
 
 Say = Callable[[int, str], None]  # a node's number, and a line that it wrote
@@ -47,14 +49,12 @@ class Node:
             errors="replace",
             start_new_session=True,  # Ctrl-C is ours to pass on
         )
-        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
         self._reader.start()
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(ValueError):  # closed, because it was killed
-            for line in self._process.stdout:
+    def _read(self, output: IO[str]) -> None:
+        with output:
+            for line in output:
                 self._say(self.number, line.rstrip("\n"))
 
     @property
@@ -73,7 +73,7 @@ class Node:
         assert self._process is not None
         assert self._reader is not None
         self._process.wait(seconds)
-        self._reader.join(5)
+        self._reader.join(_READ_SECONDS)
         code = self.code
         assert code is not None
         return code
@@ -99,8 +99,9 @@ class Node:
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if self._process:
+        if self._process and self._reader:
             self._process.wait()
+            self._reader.join(_READ_SECONDS)
 
 
 class Nodes:
@@ -178,10 +179,14 @@ def _share(gpus: Sequence[str], number: int, count: int, processes: int) -> dict
 
 
 def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A free port for torch whose next is free too: the roll call's."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind((address, 0))
+            port: int = first.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind((address, port + 1))
+                return port
 
 
 def run(nodes: Nodes, tell: Callable[[str], None]) -> int:
