@@ -1,37 +1,44 @@
 """The command line: `roundhouse` in the image, `python -m entrypoint` in a checkout."""
 
+import contextlib
 import json
 import os
+import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
+from entrypoint import agent, launch, report, scripts, session, status, version, viewer
 from entrypoint import doctor as doctors
-from entrypoint import launch, report, scripts, session, status, viewer
 from entrypoint.checkpoint_size import checkpoint_bytes
+from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import OWN_BUG, NodesError, Problem
+from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
 from entrypoint.examine import examine
 from entrypoint.facts import Facts
+from entrypoint.local import Nodes
+from entrypoint.local import run as run_local
 from entrypoint.mount import parse_mount, refuse_unshared
 from entrypoint.mount_volume import mount_volume
 from entrypoint.names import resolve
-from entrypoint.plan import Plan, all_checks, make_plan
+from entrypoint.namespaces import Namespaces
+from entrypoint.plan import Draft, Plan, all_checks
 from entrypoint.preflight import preflight
 from entrypoint.probe import probe
-from entrypoint.probe_machine import BUILD
-from entrypoint.reasons import Check, problems
+from entrypoint.reasons import Check, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
-from entrypoint.request import Request, read_request
+from entrypoint.request import Request, edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
+from entrypoint.stay import reason_to_stay
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 _WHAT_THIS_IS = """\
@@ -51,7 +58,29 @@ class Context:
     base: Path
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Our commands; any other word is run as it is, so that `docker run IMAGE bash` gives bash."""
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(context, words[0]) is None and not words[0].startswith("-"):
+            self._become(words)
+        return super().resolve_command(context, words)
+
+    def _become(self, words: list[str]) -> NoReturn:
+        try:
+            os.execvp(words[0], words)
+        except OSError as error:
+            near = min(self.commands, key=lambda name: edits(name, words[0]))
+            meant = f"did you mean {near!r}? " if edits(near, words[0]) <= 2 else ""
+            raise SettingError(
+                f"{words[0]!r} is no command of ours and cannot be run: {error.strerror}",
+                fix=f"{meant}ours: {', '.join(sorted(self.commands))}; a script wants its interpreter before it",
+            ) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Take a training script from a laptop to a cluster without editing it."""
@@ -63,17 +92,48 @@ def cli(context: click.Context) -> None:
 @click.pass_obj
 def train(context: Context, words: tuple[str, ...]) -> None:
     """Plan, check and run a recipe or a script; the exit code is the training's."""
-    plan, facts = _plan(context, words, may_wait=True)
+    plan, draft = _plan(context, words, may_wait=True)
     if plan.process_rank is not None:
         if not plan.process_rank:  # of many processes, one tells
-            click.echo(report.to_text(plan, facts))
+            click.echo(report.to_text(plan, draft.facts))
         launch.become(plan, context.variables)
-    in_session = _on_terminal() and launch.is_numbered(plan)
+    plan = launch.numbered(plan, draft, say=_say)
+    in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
-    click.echo(report.to_text(plan, facts))
-    plan = _checked(context, plan, facts)
-    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan, by_hand=sys.stdin.isatty()))
+    click.echo(report.to_text(plan, draft.facts))
+    plan = _checked(context, plan, draft.facts)
+    sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--nodes", type=click.IntRange(2, 64), default=2, show_default=True)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="of each node")
+@click.option("--namespaces", is_flag=True, help="a network for each node, with a slow and a fast interface (root)")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [ARGUMENT]...")
+@click.pass_obj
+def local(context: Context, nodes: int, processes: int, namespaces: bool, words: tuple[str, ...]) -> None:
+    """Try a cluster on this machine: several nodes, each a `train` of its own; they meet as on a real one."""
+    volume = _volume(context, read_request(context.variables))
+    gpus = visible_gpus(context.variables.get("CUDA_VISIBLE_DEVICES"), probe(volume).gpus or ())
+    if 0 < len(gpus) < nodes * processes:
+        click.echo(f"{len(gpus)} GPUs are too few for {nodes * processes} processes; they train on the CPU", err=True)
+    variables = {**context.variables, "TRAIN_VOLUME": str(volume)}
+    with contextlib.ExitStack() as stack:
+        networks = stack.enter_context(Namespaces(nodes)) if namespaces else None
+        cluster = stack.enter_context(
+            Nodes(
+                nodes,
+                processes,
+                words,
+                variables,
+                namespaces=networks,
+                gpus=gpus,
+                say=lambda number, line: click.echo(f"node {number} | {line}"),
+            )
+        )
+        code = run_local(cluster, tell=lambda line: click.echo(f"local  | {line}", err=True))
+    sys.exit(code)
 
 
 @cli.command()
@@ -82,17 +142,29 @@ def up(context: Context) -> None:
     """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
     if not read_request(context.variables).script:
         click.echo(_WHAT_THIS_IS)
+        if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
+            _stay(why)
         return
-    plan, facts = _plan(context, (), may_wait=True)
-    click.echo(report.to_text(plan, facts))
-    plan = _checked(context, plan, facts)
-    sys.exit(_train_here(context, plan, by_hand=False))
+    plan, draft = _plan(context, (), may_wait=True)
+    plan = launch.numbered(plan, draft, say=_say)
+    plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
+    click.echo(report.to_text(plan, draft.facts))
+    plan = _checked(context, plan, draft.facts)
+    sys.exit(_train_beside(context, plan, draft))
+
+
+def _stay(why: str) -> None:
+    """Until a signal: the machine is the person's, who comes in by other doors."""
+    stops = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    click.echo(f"{why}: this container stays, without training, until it is stopped")
+    sys.exit(128 + signal.sigwait(stops))
 
 
 def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
     """The plan with what is found by trying: a Problem where that forbids the start."""
     launch.check_plan(plan)
-    found = problems(preflight(plan, facts, context.variables, say=lambda line: click.echo(line, err=True)))
+    found = findings_of(preflight(plan, facts, context.variables, say=_say))
     for line in report.findings(found):
         click.echo(line)
     plan = replace(plan, findings=plan.findings + found)
@@ -104,37 +176,71 @@ def _on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _train_here(context: Context, plan: Plan, *, by_hand: bool) -> int:
-    """In the foreground: this process is the agent, and a thread shows the run, which may be stuck in a full pipe."""
-    start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
+def _is_main_process() -> bool:
+    """Process 1 or its child: whatever runs here (a container, a unit) ends when this process does.
+
+    A process that `docker exec` starts has parent 0.
+    """
+    return os.getpid() == 1 or os.getppid() == 1
+
+
+def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
+    """In the foreground: this process is the agent, and a thread shows the run."""
+    start = launch.open_run(plan, draft, say=_say)
     if start.finished:
         click.echo(start.finished)
         return 0
-    over = threading.Event()
-    shown = (LogTail(start.folder.logs, node=start.folder.node), start.folder, sys.stdout, over.is_set)
-    screen = threading.Thread(target=viewer.show, args=shown, daemon=True)
-    screen.start()
-    code = launch.train(start, context.variables, by_hand=by_hand)
-    over.set()
-    screen.join(timeout=30)
+    with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
+        code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
     viewer.tell_end(start.folder, sys.stderr)
     return code
 
 
-def _train_in_session(context: Context, plan: Plan) -> int:
-    """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
+def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
+    """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
     folder = launch.folder_of(plan)
+    tail = LogTail(folder.logs, node=folder.node)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=False), None, kept=True)
+    if child.finished:
+        click.echo(child.finished)
+        return child.wait()
+    session.offer(folder, context.variables)
+    with viewer.showing(folder, tail):
+        code = child.wait()
+    viewer.tell_end(folder, sys.stderr)
+    return code
 
-    def agent(ready: Callable[[str | None], None]) -> int:
-        start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
-        ready(start.finished)
-        return 0 if start.finished else launch.train(start, context.variables, by_hand=True)
 
-    finished = session.start_agent(agent, folder.agent_log)
-    if finished:
-        click.echo(finished)
+def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
+    """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
+    folder, kept = launch.folder_of(plan), _is_main_process()
+    child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
+    if child.finished:
+        click.echo(child.finished)
         return 0
-    return _attach(context, folder)
+    if not kept:
+        return _attach(context, folder)
+    session.attach(folder, context.variables)
+    if living_holder(folder.lock):
+        click.echo(f"{folder.path.name} goes on, and this container with it; `attach` in it shows the run again")
+        viewer.Follower(folder).follow()
+    code = child.wait()
+    _tell_last_lines(folder)
+    viewer.tell_end(folder, sys.stderr)
+    return code
+
+
+def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
+    def body(ready: Callable[[str | None], None]) -> int:
+        start = launch.open_run(plan, draft, say=_say)
+        ready(start.finished)
+        return 0 if start.finished else launch.train(start, context.variables, by_hand=by_hand)
+
+    return body
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _attach(context: Context, folder: RunFolder) -> int:
@@ -143,11 +249,16 @@ def _attach(context: Context, folder: RunFolder) -> int:
     if living_holder(folder.lock):
         click.echo(f"{folder.path.name} goes on; `attach {folder.path.name}` shows it again")
         return 0
-    for name, line in status.newest_logs(folder, 15):  # a session takes its screen with it when it ends
+    _tell_last_lines(folder)
+    return viewer.tell_end(folder, sys.stderr)
+
+
+def _tell_last_lines(folder: RunFolder) -> None:
+    """A tmux session takes its screen with it when it ends."""
+    for name, line in status.newest_logs(folder, 15):
         if name == f"n{folder.node}r0":
             click.echo(viewer.prefixed(name, line))
     click.echo(f"the run is in {folder.path}")
-    return viewer.tell_end(folder, sys.stderr)
 
 
 @cli.command()
@@ -189,9 +300,14 @@ def status_command(context: Context, run: str | None, as_json: bool) -> None:
 
 def _find(context: Context, run: str | None) -> RunFolder:
     request = read_request(context.variables)
+    return status.find_run(_volume(context, request), run or request.run)
+
+
+def _volume(context: Context, request: Request) -> Path:
+    """Where runs lie, without a plan."""
     path, _ = choose_volume(request.volume, context.variables)
     here = path == DEFAULT_VOLUME and not path.is_dir()
-    return status.find_run(context.base / ("workspace" if here else path), run or request.run)
+    return context.base / ("workspace" if here else path)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -201,8 +317,8 @@ def _find(context: Context, run: str | None) -> RunFolder:
 def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     """Print what would be done, with the reasons; change nothing."""
     as_json = as_json or words[-1:] == ("--json",)
-    made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
-    click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+    made, draft = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
+    click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -216,8 +332,9 @@ def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...])
     if words[-1:] in (("--json",), ("--all",)):
         words = words[:-1]
     try:
-        made, facts = _plan(context, words, may_wait=False)
-        found = _diagnose(context, made, facts)
+        made, draft = _plan(context, words, may_wait=False)
+        facts = draft.facts
+        found = _diagnose(context, made, draft)
     except Problem as error:
         facts = probe(context.base / choose_volume(None, context.variables)[0])
         examined = examine(facts, (), context.variables, None, speed=False)
@@ -226,12 +343,12 @@ def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...])
     sys.exit(doctors.exit_code(found))
 
 
-def _diagnose(context: Context, made: Plan, facts: Facts) -> tuple[Check, ...]:
+def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
+    facts, volume = draft.facts, made.directories.volume
     if facts.gpus:
         click.echo("looking at the GPUs and the volume (some seconds)", err=True)
-    request, volume = read_request(context.variables), made.directories.volume
     is_process = made.process_rank is not None
-    found = all_checks(made.cluster, facts, request, context.variables, volume, is_process=is_process)
+    found = all_checks(made.cluster, facts, draft.request, context.variables, volume, is_process=is_process)
     to_try = None if facts.volume.exists is None else volume  # one that does not answer is not asked twice
     examined = examine(facts, made.settings, context.variables, to_try, speed=True)
     size, keep = checkpoint_bytes(made.recipe)
@@ -248,7 +365,15 @@ def eject(context: Context, recipe: str, folder: Path) -> None:
         click.echo(f"wrote {path}")
 
 
-def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
+@cli.command("version")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def version_command(as_json: bool) -> None:
+    """Say what this is: versions, commit, and in the image all that it was built from."""
+    found = version.read_version()
+    click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
+
+
+def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
     if words[:1] == ("-m",):  # as Python takes it; TRAIN_SCRIPT holds both words in one
@@ -261,13 +386,17 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     environment = read_environment(context.variables)
     volume = context.base / choose_volume(request.volume, context.variables)[0]
     _mount(context, request, environment, volume, now=may_wait)
-    facts = _look(volume, environment, wait_seconds)
-    made = make_plan(
-        environment, facts, request, recipe, variables=context.variables, base=context.base, in_image=BUILD.exists()
+    look = partial(
+        probe,
+        volume,
+        nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
     )
+    facts = _look(look, environment, wait_seconds)
+    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=version.BUILD.exists())
+    made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
-    return made, facts
+    return made, draft
 
 
 def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:
@@ -275,21 +404,21 @@ def _mount(context: Context, request: Request, environment: Environment, volume:
         return
     refuse_unshared(parse_mount(request.mount), environment.nodes or 1)
     if now:
-        mount_volume(request.mount, volume, context.variables, say=lambda line: click.echo(line, err=True))
+        mount_volume(request.mount, volume, context.variables, say=_say)
 
 
-def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:
+def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:
     """The facts, with the route to the primary under the name that the environment gave it."""
     name = environment.primary_address
     if name is None or environment.nodes == 1:
-        return probe(volume)
+        return look()
     try:
-        address = resolve(name, wait_seconds=wait_seconds, say=lambda line: click.echo(line, err=True))
+        address = resolve(name, wait_seconds=wait_seconds, say=_say)
     except NodesError:
         if wait_seconds:
             raise
-        return probe(volume)  # a plan is shown all the same; its network then rests on what else is known
-    facts = probe(volume, targets=(address,))
+        return look()  # a plan is shown all the same; its network then rests on what else is known
+    facts = look(targets=(address,))
     return replace(facts, routes=tuple((name, source) for _, source in facts.routes))
 
 

@@ -27,6 +27,7 @@ def check(
     # Several nodes on one machine, as for a test, may share its disk.
     elsewhere = cluster.nodes > 1 and not is_loopback(cluster.primary_address or "")
     found = [
+        *_process(cluster, is_process),
         *_ranks(cluster, is_process),
         *check_gpus(cluster, facts, gpus=gpus, chosen=chosen),
         *check_place(facts.volume, container=facts.container, must_be_shared=elsewhere and not named),
@@ -38,11 +39,17 @@ def check(
     return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
 
 
+def _process(cluster: Cluster, is_process: bool) -> Iterator[Check]:
+    if is_process:
+        yield Check(
+            "cluster.process",
+            "ok",
+            f"one of {cluster.world_size} processes that run already ({cluster.provider}): no launcher, no roll call, "
+            "no restarts by us",
+        )
+
+
 def _ranks(cluster: Cluster, is_process: bool) -> Iterator[Check]:
     if cluster.node_rank is None and cluster.nodes > 1 and not is_process:
-        yield Check(
-            "cluster.ranks",
-            "stop",
-            f"{cluster.provider} gives the ranks of its {cluster.nodes} nodes by arrival, which this version cannot do",
-            "set TRAIN_NODES, and TRAIN_NODE_RANK on each node, counting from 0",
-        )
+        text = f"the {cluster.nodes} nodes get their ranks by arrival; the primary is node 0"
+        yield Check("cluster.ranks", "ok", text)

@@ -1,7 +1,7 @@
 """Environment, Facts, Request and Recipe → Plan: the same input gives the same plan, on any machine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from entrypoint.caches import cache_settings
@@ -13,12 +13,31 @@ from entrypoint.environment import Environment
 from entrypoint.errors import MachineError
 from entrypoint.facts import Facts
 from entrypoint.launchers import Launcher, choose_launcher, process_command
+from entrypoint.measured import Measurements
 from entrypoint.mount import check_mount
 from entrypoint.network import Network, choose_network
-from entrypoint.reasons import Check, Finding, Setting, problems
+from entrypoint.reasons import Check, Finding, Setting, findings_of
 from entrypoint.recipes import Recipe
 from entrypoint.request import Request
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the roll call adds to a plan; None: not settled yet."""
+
+    node_rank: int | None = None  # given by arrival
+    master_port: int | None = None  # torch's, for this attempt
+    measured: Measurements | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """Where and how the nodes meet before each attempt."""
+
+    port: int
+    secret: str
+    wait_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +67,34 @@ class Plan:
     grace_seconds: int
     restarts: int
     again: bool
+    roll_call: RollCall | None  # None: there is nobody to meet, or somebody else started the processes
     process_rank: int | None  # set: this is one process of many that somebody else started, and nothing is launched
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """All that a plan is made of, to make it again when the roll call has told more."""
+
+    environment: Environment
+    facts: Facts
+    request: Request
+    recipe: Recipe | None
+    variables: Mapping[str, str] = field(repr=False)
+    base: Path
+    in_image: bool = False
+
+    def plan(self, settled: Settled = Settled()) -> Plan:
+        """See `make_plan`."""
+        return make_plan(
+            self.environment,
+            self.facts,
+            self.request,
+            self.recipe,
+            variables=self.variables,
+            base=self.base,
+            in_image=self.in_image,
+            settled=settled,
+        )
 
 
 def make_plan(
@@ -60,15 +106,18 @@ def make_plan(
     variables: Mapping[str, str],
     base: Path,
     in_image: bool = False,
+    settled: Settled = Settled(),
 ) -> Plan:
     """The plan; SettingError or MachineError where there can be none.
 
     `variables` are looked at for settings of libraries that came from outside and win (NCCL_*, GLOO_*,
-    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, HF_HOME …) and for the platforms' names of the volume; `base` is the folder
-    that relative paths count from.
+    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, DS_ACCELERATOR, HF_HOME …) and for the platforms' names of the volume; `base`
+    is the folder that relative paths count from. `settled` is what the roll call told, in a plan that is made again for
+    an attempt.
     """
     gpus = len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ()))
-    cluster = make_cluster(environment, gpus, facts.listening_ports)
+    told = make_cluster(environment, gpus, facts.listening_ports)
+    cluster = _settle(told, settled)
     network = choose_network(
         cluster,
         facts,
@@ -77,10 +126,11 @@ def make_plan(
         hint=environment.interface_hint,
         insisted=cluster.sources.get("interface_hint") == "TRAIN_INTERFACE",
         must_be_known=environment.rank is None,
+        measured=settled.measured,
     )
     is_process = environment.rank is not None
     directories = _directories(request, facts, recipe, cluster, base, variables, in_image=in_image)
-    settings = network.settings + _threads(cluster, facts, variables)
+    settings = network.settings + _threads(cluster, facts, variables) + _accelerator(facts, variables, gpus=gpus)
     settings += cache_settings(directories.volume, facts, variables, in_image=in_image)
     launcher: Launcher | None = None
     if is_process:
@@ -102,11 +152,11 @@ def make_plan(
         + _said_otherwise(environment, cluster)
         + _without_effect(request)
         + _to_be_made(request, facts)
-        + (_as_process(cluster) if is_process else ())
-        + problems(all_checks(cluster, facts, request, variables, directories.volume, is_process=is_process)),
+        + findings_of(all_checks(cluster, facts, request, variables, directories.volume, is_process=is_process)),
         grace_seconds=request.grace_seconds,
         restarts=request.restarts,
         again=request.again,
+        roll_call=None if is_process or recipe is None else _roll_call(told, request),
         process_rank=environment.rank,
     )
 
@@ -136,14 +186,20 @@ def all_checks(
     return (*([mounting] if mounting else []), *found)
 
 
-def _as_process(cluster: Cluster) -> tuple[Finding, ...]:
-    return (
-        Finding(
-            "ok",
-            f"one of {cluster.world_size} processes that run already ({cluster.provider}): no launcher, no roll call, "
-            "no restarts by us",
-        ),
+def _settle(cluster: Cluster, settled: Settled) -> Cluster:
+    rank = settled.node_rank if cluster.node_rank is None else cluster.node_rank
+    return replace(cluster, node_rank=rank, primary_port=settled.master_port or cluster.primary_port)
+
+
+def _roll_call(cluster: Cluster, request: Request) -> RollCall | None:
+    if cluster.nodes == 1:
+        return None
+    # beside torch's port, which changes where it is taken while this one must be known to all
+    port = cluster.primary_port + 1 if cluster.primary_port < 2**16 - 1 else cluster.primary_port - 1
+    secret = (
+        "TRAIN_TOKEN" if request.token else "a file on the shared volume, or the run's name where there can be none"
     )
+    return RollCall(port, secret, request.wait_seconds)
 
 
 def _directories(
@@ -213,6 +269,13 @@ def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tu
         return ()
     reason = f"{cores(facts):g} cores / {cluster.processes_per_node} processes"
     return (Setting("OMP_NUM_THREADS", str(threads(cluster, facts)), reason),)
+
+
+def _accelerator(facts: Facts, variables: Mapping[str, str], *, gpus: int) -> tuple[Setting, ...]:
+    """Without being told, DeepSpeed guesses by importing torch, and warns where it finds no GPU."""
+    if gpus or facts.gpus is None or variables.get("DS_ACCELERATOR"):
+        return ()
+    return (Setting("DS_ACCELERATOR", "cpu", "no visible GPU; DeepSpeed would guess, and warn"),)
 
 
 def _process_settings(environment: Environment, cluster: Cluster, network: Network) -> tuple[Setting, ...]:

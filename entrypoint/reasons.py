@@ -42,6 +42,10 @@ class Check:
         return self.name.partition(".")[0]
 
 
-def problems(checks: Iterable[Check]) -> tuple[Finding, ...]:
-    """What a plan tells of checks: those that warn or stop."""
-    return tuple(Finding(c.level, c.text, c.fix) for c in checks if c.level == "warn" or c.level == "stop")
+def findings_of(checks: Iterable[Check]) -> tuple[Finding, ...]:
+    """What a plan tells of checks: those that warn or stop, and how the processes are to find each other."""
+    return tuple(
+        Finding(check.level, check.text, check.fix)
+        for check in checks
+        if check.level in ("warn", "stop") or (check.subject == "cluster" and check.level != "n/a")
+    )

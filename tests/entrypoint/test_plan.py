@@ -56,10 +56,16 @@ def test_the_same_input_gives_the_same_plan():
     assert planned("runpod-cluster", RUNPOD) == planned("runpod-cluster", RUNPOD)
 
 
+def test_ranks_by_arrival_are_said_and_not_guessed():
+    plan = planned("laptop", {"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "192.168.1.40:23456"})
+    assert plan.cluster.node_rank is None
+    assert "the 4 nodes get their ranks by arrival; the primary is node 0" in [found.text for found in plan.findings]
+
+
 def test_the_json_form_has_the_promised_keys():
     document = json.loads(to_json(planned("runpod-cluster", RUNPOD)))
     assert list(document) == [
-        *("cluster", "network", "settings", "recipe", "command", "directories", "session", "findings"),
+        *("cluster", "network", "settings", "recipe", "command", "roll_call", "directories", "session", "findings"),
     ]
     assert list(document["cluster"]) == [
         *("provider", "nodes", "node_rank", "processes_per_node", "world_size", "primary_address", "primary_port"),
@@ -98,6 +104,21 @@ def test_threads_follow_the_quota_and_not_the_hosts_cores(machine, variables, th
     plan = planned(machine, variables, facts=replace(facts, cpus=64 if "container" in machine else 16))
     found = {setting.name: setting.value for setting in plan.settings}
     assert found.get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize(
+    ("machine", "variables", "accelerator"),
+    [
+        ("container-two-cores", {}, "cpu"),
+        ("h100-infiniband", {"CUDA_VISIBLE_DEVICES": ""}, "cpu"),
+        ("h100-infiniband", {}, None),
+        ("driver-without-nvml", {}, None),  # perhaps there are some
+        ("container-two-cores", {"DS_ACCELERATOR": "xpu"}, None),  # the user's own wins
+    ],
+)
+def test_deepspeed_need_not_guess_where_no_gpu_is_seen(machine, variables, accelerator):
+    found = {setting.name: setting.value for setting in planned(machine, variables).settings}
+    assert found.get("DS_ACCELERATOR") == accelerator
 
 
 def test_without_a_recipe_there_is_nothing_to_run_and_no_run_folder():
@@ -152,7 +173,6 @@ def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, s
         ("container-two-cores", {}, "warn", "/workspace is not a mount"),
         ("rdma-without-device", {"TRAIN_VOLUME": "/v"}, "warn", "RDMA ports are visible but cannot be opened"),
         ("laptop", {"TRAIN_SETUP": "true"}, "warn", "TRAIN_SETUP is set, and has no effect"),
-        ("laptop", {"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "192.168.1.40:23456"}, "stop", "4 nodes by arrival"),
     ],
 )
 def test_what_is_wrong_is_found_with_a_fix(machine, variables, level, text):
