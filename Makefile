@@ -14,7 +14,10 @@ STAMP := $(VENV)/ready-$(LOCK)
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-.PHONY: help setup train test lint lock plan clean
+# Inputs of the build that can be replaced are variables of docker-bake.hcl: docs/image.md.
+VARIANT ?= $(LOCK)
+
+.PHONY: help setup train test lint lock plan clean base image reproduce verify debs release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +40,25 @@ plan: $(STAMP) ## show what `make train` would do, and why
 
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
+
+base: ## make a Debian root file system, where the base image cannot be pulled
+	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
+
+image: ## build the image (VARIANT=cpu or cuda)
+	$(PYTHON) image/build.py image $(VARIANT)
+
+reproduce: ## build the image twice with no cache, and compare
+	$(PYTHON) image/build.py reproduce $(VARIANT)
+
+debs: ## save the Debian packages of a build, and lock them
+	docker buildx bake --progress=plain debs
+	image/list_debs.sh build/debs > requirements/debs.txt
+
+verify: ## build what IMAGE was built from, and compare (IMAGE=name)
+	$(PYTHON) image/build.py verify $(IMAGE)
+
+release: ## build with attestations and push
+	docker buildx bake release
 
 clean: ## remove the environment and caches; runs in workspace/ stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

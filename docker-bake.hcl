@@ -15,6 +15,7 @@ variable "IMAGES" {
 variable "IMAGE" { default = "ghcr.io/roundhouse-train/roundhouse" }
 variable "VERSION" { default = "0.1.0" }
 variable "REVISION" { default = "unknown" }
+variable "BUILDER" { default = "unknown" } # another BuildKit may compress to other bytes; image/build.py says which it is
 
 # The date of the locks, which every file of the image carries that is not older: `make lock` moves it. A commit's own
 # date would give each layer a new digest for a changed README.
@@ -22,9 +23,9 @@ variable "SOURCE_DATE_EPOCH" { default = "1795910400" }
 
 # Which DeepSpeed ops are built ahead, and for which GPUs. A quick build: TORCH_CUDA_ARCH_LIST=9.0 DS_OPS_CUDA="FUSED_ADAM CPU_ADAM UTILS"
 variable "DS_OPS_CUDA" {
-  default = "FUSED_ADAM CPU_ADAM UTILS AIO PIN_MEMORY QUANTIZER DEEP_COMPILE FUSED_LAMB FUSED_LION CPU_LION CPU_ADAGRAD"
+  default = "FUSED_ADAM FUSED_LAMB FUSED_LION CPU_ADAM CPU_ADAGRAD CPU_LION AIO PIN_MEMORY UTILS QUANTIZER DEEP_COMPILE"
 }
-variable "DS_OPS_CPU" { default = "SHM_COMM CPU_ADAM" }
+variable "DS_OPS_CPU" { default = "CPU_ADAM CPU_ADAGRAD CPU_LION FUSED_ADAM PIN_MEMORY SHM_COMM" }
 variable "TORCH_CUDA_ARCH_LIST" { default = "8.0;8.6;8.9;9.0;10.0;12.0+PTX" }
 variable "MAX_JOBS" { default = "" }
 
@@ -55,6 +56,7 @@ target "_common" {
   attest = ["type=provenance,disabled=true"]
   args = {
     SOURCE_DATE_EPOCH = SOURCE_DATE_EPOCH
+    DEBS_LOCKED       = DEBS == "" ? "0" : "1"
     SNAPSHOT          = SNAPSHOT
     TORCH_CPU_INDEX   = TORCH_CPU_INDEX
     REVISION          = REVISION
@@ -82,8 +84,9 @@ target "image" {
     "org.opencontainers.image.version"  = VERSION
     "org.opencontainers.image.revision" = REVISION
     "org.opencontainers.image.licenses" = "Apache-2.0"
+    "roundhouse.variant"                = row.name
+    "roundhouse.builder"                = BUILDER
   }
-  output = ["type=image,rewrite-timestamp=true,oci-mediatypes=true,compression=gzip,force-compression=true"]
 }
 
 # The root file system of `make base` as the base image: BASE=target:rootfs.

@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
-# Install from locks, with hashes, into /opt/venv: the packages whose names match, or with `!` in front all others.
+# Install from locks, with hashes, into /opt/venv: the packages whose names match, or with `!` in front all others that
+# are not there yet. One call is one layer, or part of one.
 #
-#   image/pip.sh 'torch|triton' LOCK…        image/pip.sh '!torch|triton' LOCK…
+#   image/pip.sh 'torch|triton' LOCK…        image/pip.sh '!deepspeed' LOCK…
 #
-# Each layer is one call. pip writes the .pyc files itself: by hash (SOURCE_DATE_EPOCH is set), in one fixed order.
+# pip writes the .pyc files itself, by hash because SOURCE_DATE_EPOCH is set, and each one once: two layers that hold
+# the same .pyc would hold it twice.
 set -Eeuo pipefail
 names=$1
 shift
 
 chosen=$(mktemp)
 trap 'rm -f "$chosen"' EXIT
-awk -v names="^(${names#!})==" -v rest="$([[ $names == !* ]] && echo 1 || echo 0)" \
-  '/^[A-Za-z0-9]/ {take = ($1 ~ names) != rest} take' "$@" >"$chosen"
+awk -v names="^(${names#!})==" -v others="$([[ $names == !* ]] && echo 1 || echo 0)" \
+  '/^[A-Za-z0-9]/ {take = ($1 ~ names) != others} take' "$@" >"$chosen"
 
-export PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONHASHSEED=0
-[[ ! -s /run/secrets/ca ]] || export PIP_CERT=/run/secrets/ca
-[[ ! -s /run/secrets/pip ]] || export PIP_CONFIG_FILE=/run/secrets/pip
-options=(--no-deps --require-hashes --only-binary :all: --find-links /wheelhouse)
-# torch's CPU wheels are on an index of their own; the hashes in cpu.txt take no other build.
+options=(--no-deps --require-hashes --only-binary :all:)
+# torch's CPU wheels have an index of their own, which is not asked where the wheelhouse has them; the hashes in cpu.txt
+# fit no other build.
 if grep -q '^torch==' "$chosen" && [[ -n ${TORCH_CPU_INDEX-} ]] && ! compgen -G '/wheelhouse/torch-*' >/dev/null; then
   options+=(--extra-index-url "$TORCH_CPU_INDEX")
 fi
-/opt/venv/bin/pip install "${options[@]}" -r "$chosen"
+pip install --progress-bar off "${options[@]}" -r "$chosen"
+
+# Static libraries that nothing links: extensions take CUDA's runtime, the rest of a wheel is shared.
+find /opt/venv/lib -name '*.a' ! -name libcudadevrt.a ! -name libcudart_static.a -delete
