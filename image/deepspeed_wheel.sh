@@ -11,7 +11,7 @@
 #   TORCH_CUDA_ARCH_LIST   architectures of the CUDA ops
 #   MAX_JOBS               compilers at a time (each of the CUDA ops takes up to 4 GB of memory)
 #   SOURCE_DATE_EPOCH      time of the files in the wheel
-#   BUILD_DIR              where to compile; emptied before and removed after
+#   BUILD_DIR              where to compile; emptied before; removed after, unless the build failed
 set -Eeuo pipefail
 umask 022
 
@@ -50,7 +50,6 @@ fi
 mkdir -p "$build"
 exec {lock}<"$build"
 flock -n "$lock" || fail "another build is in $build" "wait for it, or set BUILD_DIR"
-trap 'rm -rf "$build"' EXIT
 find "$build" -mindepth 1 -delete
 mkdir "$build"/{archive,source,lib,home}
 awk '/^[a-z]/ {ours = /^deepspeed==/} ours' "$here/../requirements/$variant.txt" >"$build/lock.txt"
@@ -59,7 +58,7 @@ python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary
 tar -xf "$build"/archive/deepspeed-*.tar.gz --strip-components 1 --no-same-owner -C "$build/source"
 cd "$build/source"
 
-known=$(grep -rhoP 'BUILD_VAR = "DS_BUILD_\K\w+' op_builder/*.py op_builder/cpu/*.py | sort -u)
+known=$(grep -hoP '^ *BUILD_VAR = .DS_BUILD_\K\w+' op_builder/*.py op_builder/cpu/*.py | sort -u)
 for op in $ops; do
   grep -qx "$op" <<<"$known" || fail "DS_OPS has '$op', which DeepSpeed does not know" "one of: ${known//$'\n'/ }"
 done
@@ -72,7 +71,7 @@ cp "$here/shm_avx2.h" csrc/cpu/comm/x86_64/shm.h
 # PYTHONHASHSEED: the order of extras in METADATA comes from a set. DS_BUILD_STRING: the local version, else git's hash.
 environment=(
   "PATH=$PATH" "HOME=$build/home" LC_ALL=C.UTF-8 PYTHONHASHSEED=0 "SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-315532800}"
-  "CXX=$here/cxx.sh" "LDFLAGS=-Wl,--strip-all -Wl,--as-needed" CFLAGS=-frandom-seed=deepspeed
+  "CXX=$here/cxx.sh" "LDFLAGS=-Wl,--strip-all -Wl,--as-needed"
   "MAX_JOBS=${MAX_JOBS:-2}" DS_ENABLE_NINJA=1 DS_BUILD_OPS=0 "DS_ACCELERATOR=$variant"
   "DS_BUILD_STRING=+${label}torch${torch_release%.*}"
 )
@@ -94,5 +93,6 @@ env -i "${environment[@]}" python setup.py --quiet bdist_wheel --dist-dir "$buil
 
 # ---- the wheel leaves only if it is what was asked for ----
 python "$here/deepspeed_ops.py" wheel "$build"/wheel/deepspeed-*.whl $ops
+(cd "$build/wheel" && sha256sum deepspeed-*.whl)
 mv "$build"/wheel/deepspeed-*.whl "$out/"
-(cd "$out" && sha256sum deepspeed-*.whl)
+rm -rf "$build"
