@@ -36,8 +36,11 @@ out=$(cd "$out" && pwd)
 build=${BUILD_DIR:-/build/deepspeed}
 arch_list=${TORCH_CUDA_ARCH_LIST:-8.0;8.6;8.9;9.0;10.0;12.0+PTX}
 
-read -r site torch_release cuda_release < <(python -c \
-  'import sysconfig, torch; print(sysconfig.get_path("purelib"), torch.__version__.partition("+")[0], torch.version.cuda)')
+print_torch='
+import sysconfig, torch
+print(sysconfig.get_path("purelib"), torch.__version__.partition("+")[0], torch.version.cuda)'
+torch=$(python -c "$print_torch") || fail "python cannot import torch" "put the environment of the lock first on PATH"
+read -r site torch_release cuda_release <<<"$torch"
 label=cpu
 if [[ $variant == cuda ]]; then
   [[ $cuda_release != None ]] || fail "torch $torch_release of $site is a CPU build" "install requirements/cuda.txt"
@@ -50,7 +53,10 @@ fi
 mkdir -p "$build"
 exec {lock}<"$build"
 flock -n "$lock" || fail "another build is in $build" "wait for it, or set BUILD_DIR"
+marker=$build/of-deepspeed_wheel.sh # so that a BUILD_DIR given by mistake keeps what it has
+[[ -e $marker || ! $(ls -A "$build") ]] || fail "BUILD_DIR=$build holds something else" "name a new or empty folder"
 find "$build" -mindepth 1 -delete
+touch "$marker"
 mkdir "$build"/{archive,source,lib,home}
 awk '/^[a-z]/ {ours = /^deepspeed==/} ours' "$here/../requirements/$variant.txt" >"$build/lock.txt"
 python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary deepspeed --no-build-isolation \
@@ -62,9 +68,11 @@ known=$(grep -hoP '^ *BUILD_VAR = .DS_BUILD_\K\w+' op_builder/*.py op_builder/cp
 for op in $ops; do
   grep -qx "$op" <<<"$known" || fail "DS_OPS has '$op', which DeepSpeed does not know" "one of: ${known//$'\n'/ }"
 done
-# Its reductions are compiled for AVX-512 by attributes, whatever -march says.
-echo "83a4138bc0313062da0a636059221f923b9225092885c694694ee6a8a26245da  csrc/cpu/comm/x86_64/shm.h" | sha256sum --check --quiet
-cp "$here/shm_avx2.h" csrc/cpu/comm/x86_64/shm.h
+# The sums of SHM_COMM are compiled for AVX-512 by attributes, whatever -march says.
+replaced=csrc/cpu/comm/x86_64/shm.h
+sha256sum --check --status <<<"83a4138bc0313062da0a636059221f923b9225092885c694694ee6a8a26245da  $replaced" ||
+  fail "DeepSpeed's $replaced has changed" "see whether $here/shm_avx2.h can still stand for it, then give its new sum"
+cp "$here/shm_avx2.h" "$replaced"
 
 # ---- compile ----
 # The environment is built, not inherited: a CFLAGS or DS_BUILD_* of the caller would be in the bytes.
@@ -84,7 +92,7 @@ if [[ $variant == cuda ]]; then
   done
   gcc -shared -Wl,-soname,libcuda.so.1 -x c /dev/null -o "$build/lib/libcuda.so"
   environment+=(
-    "CUDA_HOME=$cuda_home" "PYTORCH_NVCC=$here/nvcc.sh" "TORCH_CUDA_ARCH_LIST=$arch_list" "DS_NVCC_THREADS=${DS_NVCC_THREADS:-1}"
+    "CUDA_HOME=$cuda_home" "PYTORCH_NVCC=$here/nvcc.sh" "TORCH_CUDA_ARCH_LIST=$arch_list" DS_NVCC_THREADS=1
     "LIBRARY_PATH=$build/lib" "CPATH=$site/nvidia/nccl/include"
   )
 fi

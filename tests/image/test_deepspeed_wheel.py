@@ -95,7 +95,7 @@ def conversions(tmp_path_factory):
         """
         for name in ("bf16", "fp16")
     )
-    command = [str(IMAGE / "cxx.sh"), "-march=native", "-O2", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path)]
+    command = [str(IMAGE / "cxx.sh"), "-O2", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(path)]
     subprocess.run(command, input=source, text=True, check=True)
     return ctypes.CDLL(str(path))
 
