@@ -17,10 +17,10 @@ ARGS ?=
 # Inputs of the build that can be replaced are variables of docker-bake.hcl: docs/image.md.
 VARIANT ?= $(LOCK)
 
-.PHONY: help setup train test lint lock plan clean base image reproduce verify debs release
+.PHONY: help setup train test lint lock plan wheel clean base image reproduce verify debs release
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv from the locks
 
@@ -40,6 +40,9 @@ plan: $(STAMP) ## show what `make train` would do, and why
 
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
+
+wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
 
 base: ## make a Debian root file system, where the base image cannot be pulled
 	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
@@ -61,7 +64,7 @@ release: ## build with attestations and push
 	docker buildx bake release
 
 clean: ## remove the environment and caches; runs in workspace/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './workspace/*' -prune -exec rm -rf {} +
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built

@@ -48,7 +48,9 @@ def check_wheel(path: Path, ops: list[str]) -> list[str]:
     if len(objects) != len(installed):
         problems.append(f"the wheel says {installed} and holds {[each.name for each in objects]}")
     if len(installed) < len(set(ops)):
-        problems.append(f"{len(set(ops))} ops were asked for ({' '.join(ops)}) and {len(installed)} built ({installed})")
+        problems.append(
+            f"{len(set(ops))} ops were asked for ({' '.join(ops)}) and {len(installed)} built ({installed})"
+        )
     return problems + [f"{each.name} wants AVX-512 ({count} instructions)" for each, count in counts.items() if count]
 
 

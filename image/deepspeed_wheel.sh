@@ -11,7 +11,7 @@
 #   TORCH_CUDA_ARCH_LIST   architectures of the CUDA ops
 #   MAX_JOBS               compilers at a time (each of the CUDA ops takes up to 4 GB of memory)
 #   SOURCE_DATE_EPOCH      time of the files in the wheel
-#   BUILD_DIR              where to compile; emptied before and removed after
+#   BUILD_DIR              where to compile; emptied before; removed after, unless the build failed
 set -Eeuo pipefail
 umask 022
 
@@ -36,8 +36,11 @@ out=$(cd "$out" && pwd)
 build=${BUILD_DIR:-/build/deepspeed}
 arch_list=${TORCH_CUDA_ARCH_LIST:-8.0;8.6;8.9;9.0;10.0;12.0+PTX}
 
-read -r site torch_release cuda_release < <(python -c \
-  'import sysconfig, torch; print(sysconfig.get_path("purelib"), torch.__version__.partition("+")[0], torch.version.cuda)')
+print_torch='
+import sysconfig, torch
+print(sysconfig.get_path("purelib"), torch.__version__.partition("+")[0], torch.version.cuda)'
+torch=$(python -c "$print_torch") || fail "python cannot import torch" "put the environment of the lock first on PATH"
+read -r site torch_release cuda_release <<<"$torch"
 label=cpu
 if [[ $variant == cuda ]]; then
   [[ $cuda_release != None ]] || fail "torch $torch_release of $site is a CPU build" "install requirements/cuda.txt"
@@ -50,8 +53,10 @@ fi
 mkdir -p "$build"
 exec {lock}<"$build"
 flock -n "$lock" || fail "another build is in $build" "wait for it, or set BUILD_DIR"
-trap 'rm -rf "$build"' EXIT
+marker=$build/of-deepspeed_wheel.sh # so that a BUILD_DIR given by mistake keeps what it has
+[[ -e $marker || ! $(ls -A "$build") ]] || fail "BUILD_DIR=$build holds something else" "name a new or empty folder"
 find "$build" -mindepth 1 -delete
+touch "$marker"
 mkdir "$build"/{archive,source,lib,home}
 awk '/^[a-z]/ {ours = /^deepspeed==/} ours' "$here/../requirements/$variant.txt" >"$build/lock.txt"
 python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary deepspeed --no-build-isolation \
@@ -59,20 +64,22 @@ python -m pip --disable-pip-version-check download --quiet --no-deps --no-binary
 tar -xf "$build"/archive/deepspeed-*.tar.gz --strip-components 1 --no-same-owner -C "$build/source"
 cd "$build/source"
 
-known=$(grep -rhoP 'BUILD_VAR = "DS_BUILD_\K\w+' op_builder/*.py op_builder/cpu/*.py | sort -u)
+known=$(grep -hoP '^ *BUILD_VAR = .DS_BUILD_\K\w+' op_builder/*.py op_builder/cpu/*.py | sort -u)
 for op in $ops; do
   grep -qx "$op" <<<"$known" || fail "DS_OPS has '$op', which DeepSpeed does not know" "one of: ${known//$'\n'/ }"
 done
-# Its reductions are compiled for AVX-512 by attributes, whatever -march says.
-echo "83a4138bc0313062da0a636059221f923b9225092885c694694ee6a8a26245da  csrc/cpu/comm/x86_64/shm.h" | sha256sum --check --quiet
-cp "$here/shm_avx2.h" csrc/cpu/comm/x86_64/shm.h
+# The sums of SHM_COMM are compiled for AVX-512 by attributes, whatever -march says.
+replaced=csrc/cpu/comm/x86_64/shm.h
+sha256sum --check --status <<<"83a4138bc0313062da0a636059221f923b9225092885c694694ee6a8a26245da  $replaced" ||
+  fail "DeepSpeed's $replaced has changed" "see whether $here/shm_avx2.h can still stand for it, then give its new sum"
+cp "$here/shm_avx2.h" "$replaced"
 
 # ---- compile ----
 # The environment is built, not inherited: a CFLAGS or DS_BUILD_* of the caller would be in the bytes.
 # PYTHONHASHSEED: the order of extras in METADATA comes from a set. DS_BUILD_STRING: the local version, else git's hash.
 environment=(
   "PATH=$PATH" "HOME=$build/home" LC_ALL=C.UTF-8 PYTHONHASHSEED=0 "SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-315532800}"
-  "CXX=$here/cxx.sh" "LDFLAGS=-Wl,--strip-all -Wl,--as-needed" CFLAGS=-frandom-seed=deepspeed
+  "CXX=$here/cxx.sh" "LDFLAGS=-Wl,--strip-all -Wl,--as-needed"
   "MAX_JOBS=${MAX_JOBS:-2}" DS_ENABLE_NINJA=1 DS_BUILD_OPS=0 "DS_ACCELERATOR=$variant"
   "DS_BUILD_STRING=+${label}torch${torch_release%.*}"
 )
@@ -85,7 +92,7 @@ if [[ $variant == cuda ]]; then
   done
   gcc -shared -Wl,-soname,libcuda.so.1 -x c /dev/null -o "$build/lib/libcuda.so"
   environment+=(
-    "CUDA_HOME=$cuda_home" "PYTORCH_NVCC=$here/nvcc.sh" "TORCH_CUDA_ARCH_LIST=$arch_list" "DS_NVCC_THREADS=${DS_NVCC_THREADS:-1}"
+    "CUDA_HOME=$cuda_home" "PYTORCH_NVCC=$here/nvcc.sh" "TORCH_CUDA_ARCH_LIST=$arch_list" DS_NVCC_THREADS=1
     "LIBRARY_PATH=$build/lib" "CPATH=$site/nvidia/nccl/include"
   )
 fi
@@ -94,5 +101,6 @@ env -i "${environment[@]}" python setup.py --quiet bdist_wheel --dist-dir "$buil
 
 # ---- the wheel leaves only if it is what was asked for ----
 python "$here/deepspeed_ops.py" wheel "$build"/wheel/deepspeed-*.whl $ops
+(cd "$build/wheel" && sha256sum deepspeed-*.whl)
 mv "$build"/wheel/deepspeed-*.whl "$out/"
-(cd "$out" && sha256sum deepspeed-*.whl)
+rm -rf "$build"

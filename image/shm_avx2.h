@@ -3,6 +3,8 @@
 
 #include <immintrin.h>
 
+#pragma GCC target("avx2,f16c")  // DeepSpeed compiles this op without -march
+
 static int vector_length_in_bytes = 32;  // 16 of bf16 or fp16, 8 of fp32
 
 struct float16x { __m256 low, high; };  // 16 floats in two registers
@@ -38,7 +40,10 @@ static inline __m256i floats_to_bf16(float16x x)
     return _mm256_permute4x64_epi64(_mm256_packus_epi32(narrow_bf16(x.low), narrow_bf16(x.high)), 0xd8);
 }
 
-static inline float16x fp16_to_floats(__m256i x) { return {_mm256_cvtph_ps(low_half(x)), _mm256_cvtph_ps(high_half(x))}; }
+static inline float16x fp16_to_floats(__m256i x)
+{
+    return {_mm256_cvtph_ps(low_half(x)), _mm256_cvtph_ps(high_half(x))};
+}
 
 static inline __m256i floats_to_fp16(float16x x)
 {
