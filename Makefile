@@ -44,7 +44,7 @@ lock: $(STAMP) ## resolve pyproject.toml into the locks again
 wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
 
-base: ## make a Debian root file system, where the base image cannot be pulled
+base: ## a Debian root file system, where the base image cannot be pulled
 	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
 
 image: ## build the image (VARIANT=cpu or cuda)
