@@ -33,9 +33,10 @@ variable "MAX_JOBS" { default = "" }
 variable "BASE" { default = "docker-image://docker.io/library/debian:bookworm-slim" } # target:rootfs after `make base`
 variable "ROOTFS" { default = "build/base" }
 variable "WHEELHOUSE" { default = "" } # a folder of wheels that pip takes before its index
-variable "DEBS" { default = "" }       # a folder that `make debs` saved; only what requirements/debs.txt lists is taken
+variable "DEBS" { default = "" }       # a folder of .deb files that `make debs` saved
 variable "DEEPSPEED" { default = "" }  # a folder with the wheel that image/deepspeed_wheel.sh made
 # Build arguments:
+variable "DEBS_LOCKED" { default = "0" } # 1: refuse .deb files that are not in requirements/debs.txt
 variable "TORCH_CPU_INDEX" { default = "https://download.pytorch.org/whl/cpu" }
 variable "SNAPSHOT" { default = "" } # Debian's archive of one day, at its snapshot service
 # Files that are there during the build only:
@@ -56,7 +57,7 @@ target "_common" {
   attest = ["type=provenance,disabled=true"]
   args = {
     SOURCE_DATE_EPOCH = SOURCE_DATE_EPOCH
-    DEBS_LOCKED       = DEBS == "" ? "0" : "1"
+    DEBS_LOCKED       = DEBS_LOCKED
     SNAPSHOT          = SNAPSHOT
     TORCH_CPU_INDEX   = TORCH_CPU_INDEX
     REVISION          = REVISION

@@ -122,7 +122,6 @@ def test_inputs_are_empty_unless_given_and_then_reach_the_build(tmp_path):
         "debs": "/debs",
         "deepspeed": "/deepspeed",
     }
-    assert given["args"]["DEBS_LOCKED"] == "1"
     assert given["secret"] == [f"id=ca,src={ca}", f"id=pip,src={pip}"]
 
 
