@@ -21,7 +21,14 @@ options=(--no-deps --require-hashes --only-binary :all:)
 if grep -q '^torch==' "$chosen" && [[ -n ${TORCH_CPU_INDEX-} ]] && ! compgen -G '/wheelhouse/torch-*' >/dev/null; then
   options+=(--extra-index-url "$TORCH_CPU_INDEX")
 fi
-pip install --progress-bar off "${options[@]}" -r "$chosen"
+pip install "${options[@]}" -r "$chosen"
 
-# Static libraries that nothing links: extensions take CUDA's runtime, the rest of a wheel is shared.
-find /opt/venv/lib -name '*.a' ! -name libcudadevrt.a ! -name libcudart_static.a -delete
+# What no run needs. Static libraries that nothing links (extensions take CUDA's runtime, the rest of a wheel is shared);
+# programs and libraries of torch's own C++ tests; tests of packages that are large. Not numpy's: numpy.testing imports them.
+cd /opt/venv/lib/python3.11/site-packages
+find . -name '*.a' ! -name libcudadevrt.a ! -name libcudart_static.a -delete
+rm -rf torch/test pyarrow/tests supervisor/tests tornado/test
+[[ ! -d torch/bin ]] || find torch/bin -type f ! -name torch_shm_manager -delete
+for package in sympy networkx; do
+  [[ ! -d $package ]] || find "$package" -name tests -prune -exec rm -rf {} +
+done

@@ -18,6 +18,8 @@ apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io 
 
 # Static libraries that nothing here links. Small ones are kept: libc's are empty or parts of a shared link.
 find /usr/lib -name '*.a' -size +200k ! -name 'libgcc*.a' -delete
+# Names of hardware for a udev that runs in no container, and a compiler's stage for -flto.
+rm -rf /usr/lib/udev/hwdb.d /etc/udev/hwdb.bin /usr/lib/udev/hwdb.bin /usr/lib/gcc/*/*/lto1
 # Keys that are in an image are everybody's: a container makes its own.
 rm -f /etc/ssh/ssh_host_*
 # Logs, caches and backups hold times; lists and .deb files are of no use later.

@@ -135,8 +135,8 @@ def test_what_is_given_to_a_build_is_declared_in_it():
 
 def test_secrets_are_mounted_and_never_copied():
     assert re.findall(r"^(?:ARG|ENV) .*(?:TOKEN|PASSWORD|SECRET)", DOCKERFILE, re.MULTILINE) == []
-    for line in re.findall(r"^(?:COPY|ADD) .*$", DOCKERFILE, re.MULTILINE):
-        assert line.startswith("COPY --from="), line
+    assert re.findall(r"^ADD ", DOCKERFILE, re.MULTILINE) == []
+    assert set(re.findall(r"--mount=type=secret,id=(\w+)", DOCKERFILE)) == {"ca", "pip"}
 
 
 def test_torch_is_there_before_deepspeed_is_compiled():
