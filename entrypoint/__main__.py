@@ -135,8 +135,7 @@ def _train_here(context: Context, plan: Plan) -> int:
         return 0
     with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
         code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
-    viewer.tell_end(start.folder, sys.stderr)
-    return code
+    return viewer.tell_end(start.folder, sys.stderr, code)
 
 
 def _train_beside(context: Context, plan: Plan) -> int:
@@ -150,8 +149,7 @@ def _train_beside(context: Context, plan: Plan) -> int:
     session.offer(folder, context.variables)
     with viewer.showing(folder, tail):
         code = child.wait()
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _train_in_session(context: Context, plan: Plan) -> int:
@@ -169,8 +167,7 @@ def _train_in_session(context: Context, plan: Plan) -> int:
         viewer.Follower(folder).follow()
     code = child.wait()
     _tell_last_lines(folder)
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _agent_of(context: Context, plan: Plan, *, by_hand: bool) -> agent.Body:
