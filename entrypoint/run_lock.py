@@ -100,8 +100,12 @@ def take(path: Path, *, say: Callable[[str], None], sleep: Callable[[float], Non
             found = _read(descriptor)
             if found is None or found.token != mine.token:
                 _refuse(path, found)
-    except BaseException:
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            raise MachineError(
+                f"{path}: {error.strerror}", fix="make room on the volume, or name another with TRAIN_VOLUME"
+            ) from None
         raise
     return RunLock(descriptor, mine)
 

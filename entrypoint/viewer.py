@@ -1,11 +1,13 @@
 """A run as a person follows it, from its files alone: what happens to this process never reaches the training."""
 
+import contextlib
 import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -34,6 +36,19 @@ def show(tail: LogTail, folder: RunFolder, stream: TextIO, over: Callable[[], bo
         return
 
 
+@contextlib.contextmanager
+def showing(folder: RunFolder, tail: LogTail) -> Iterator[None]:
+    """Meanwhile a thread shows the run on stdout: a full pipe may hold it up, and must hold up nothing else."""
+    over = threading.Event()
+    thread = threading.Thread(target=show, args=(tail, folder, sys.stdout, over.is_set), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=30)
+
+
 def prefixed(name: str, line: str) -> str:
     return line if name.startswith("agent") else f"[{name}] {line}"
 
@@ -44,12 +59,18 @@ def _step(tail: LogTail, screen: Screen) -> None:
     screen.tick()
 
 
-def tell_end(folder: RunFolder, stream: TextIO) -> int:
-    """The last words on the screen are the first failing process's own; returns the run's exit code."""
+def tell_end(folder: RunFolder, stream: TextIO, code: int = KILLED) -> int:
+    """The last words on the screen are the first failing process's own; returns the run's exit code.
+
+    `code`: the agent's, where its parent knows it and the volume may not.
+    """
     ended = read_json(folder.of_node("exit.json"))
     if ended is None:
-        print(f"lost: the launcher of {folder.path} was killed before it could tell how it ended", file=stream)
-        return KILLED
+        if (why := folder.refuses_writes()) is not None:
+            print(f"{folder.path}: {why}; what the run wrote last is not there", file=stream)
+        else:
+            print(f"lost: the launcher of {folder.path} was killed before it could tell how it ended", file=stream)
+        return code
     code = int(ended["exit_code"])
     if code not in (0, STOPPED):
         failure: dict[str, Any] = read_json(folder.of_node("failure.json")) or {}

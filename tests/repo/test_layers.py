@@ -15,7 +15,7 @@ LAYERS = (
     {"provider_documents", "provider_pods", "provider_slurm"},
     {"providers"},
     {"place"},
-    {"environment", "request"},
+    {"environment", "request", "stay"},
     {"cluster", "devices", "recipes"},
     {"checks", "launchers", "network"},
     {"plan"},
@@ -24,11 +24,11 @@ LAYERS = (
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts"},
+    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts", "version"},
     {"failure", "restarts", "run_lock"},
     {"attempt", "status"},
     {"launch", "viewer"},
-    {"session"},
+    {"agent", "session"},
     {"__main__"},
 )
 CHILDREN = {"elastic", "worker"}  # programs of their own, run by path: they import nothing of ours
