@@ -2,7 +2,7 @@
 # A Docker engine for a Debian machine that has none, as root and without systemd: CI, a chroot, a rented VM.
 #
 #   eval "$(image/engine.sh start)"    # prints the variables that `docker` wants; does nothing where one answers
-#   image/engine.sh stop               # ends what `start` started, and unmounts what it left
+#   image/engine.sh stop               # ends what `start` started, and its containers with it
 #
 # ENGINE_DIR is the folder of its programs and images (default /var/lib/roundhouse-engine); an image build wants 20 GB.
 set -Eeuo pipefail
@@ -56,6 +56,7 @@ start() {
     if ! docker version >/dev/null 2>&1; then
       tail -n 20 "$dir/dockerd.log" >&2
       say "dockerd did not answer in 30 s; its log is $dir/dockerd.log"
+      stop
       exit 69
     fi
   fi
