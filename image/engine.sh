@@ -22,7 +22,8 @@ unpack() {
   mkdir -p "$dir"/{apt/state/lists/partial,apt/cache/archives/partial,config/cli-plugins}
   local repository
   # The mirror that this machine uses for its own packages.
-  repository=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
+  repository=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
+  [[ $repository ]] || { say "no Debian mirror in apt's sources: start an engine by hand"; exit 69; }
   printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s trixie main\n' "$repository" >"$dir/apt/sources.list"
   (
     cd "$dir/apt"
