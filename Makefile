@@ -14,7 +14,7 @@ STAMP := $(VENV)/ready-$(LOCK)
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-.PHONY: help setup train test lint lock plan clean
+.PHONY: help setup train test lint lock plan wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,8 +38,11 @@ plan: $(STAMP) ## show what `make train` would do, and why
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
 
+wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
+
 clean: ## remove the environment and caches; runs in workspace/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './workspace/*' -prune -exec rm -rf {} +
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built
