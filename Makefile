@@ -14,10 +14,13 @@ STAMP := $(VENV)/ready-$(LOCK)
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-.PHONY: help setup train test lint lock plan wheel clean
+# Inputs of the build that can be replaced are variables of docker-bake.hcl: docs/image.md.
+VARIANT ?= $(LOCK)
+
+.PHONY: help setup train test lint lock plan wheel clean base image reproduce verify debs release
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv from the locks
 
@@ -40,6 +43,25 @@ lock: $(STAMP) ## resolve pyproject.toml into the locks again
 
 wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
+
+base: ## a Debian root file system, where the base image cannot be pulled
+	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
+
+image: ## build the image (VARIANT=cpu or cuda)
+	$(PYTHON) image/build.py image $(VARIANT)
+
+reproduce: ## build the image twice with no cache, and compare
+	$(PYTHON) image/build.py reproduce $(VARIANT)
+
+debs: ## save the Debian packages of a build, and lock them
+	docker buildx bake --progress=plain debs
+	image/list_debs.sh build/debs > requirements/debs.txt
+
+verify: ## build what IMAGE was built from, and compare (IMAGE=name)
+	$(PYTHON) image/build.py verify $(IMAGE)
+
+release: ## build with attestations and push
+	docker buildx bake release
 
 clean: ## remove the environment and caches; runs in workspace/ stay
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -173,8 +173,7 @@ def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
         return 0
     with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
         code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
-    viewer.tell_end(start.folder, sys.stderr)
-    return code
+    return viewer.tell_end(start.folder, sys.stderr, code)
 
 
 def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
@@ -188,8 +187,7 @@ def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
     session.offer(folder, context.variables)
     with viewer.showing(folder, tail):
         code = child.wait()
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
@@ -207,8 +205,7 @@ def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
         viewer.Follower(folder).follow()
     code = child.wait()
     _tell_last_lines(folder)
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:

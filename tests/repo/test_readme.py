@@ -31,6 +31,12 @@ def test_make_help_lists_every_target():
             "plan",
             "wheel",
             "clean",
+            "base",
+            "image",
+            "reproduce",
+            "debs",
+            "verify",
+            "release",
         }
     )
 
@@ -47,3 +53,4 @@ def test_ci_calls_the_commands_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text()
     assert "make lint" in script
     assert "make test" in script
+    assert "make reproduce VARIANT=cpu" in script
