@@ -23,6 +23,7 @@ CUDA_ONLY = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 def main() -> None:
     compile_lock("cuda.txt", "pyproject.toml")
     compile_lock("dev.txt", "--group", "dev", "--constraint", str(HERE / "cuda.txt"))
+    compile_lock("validators.txt", "--group", "validators")
     stanzas = [text for text in read_stanzas(HERE / "cuda.txt") if not CUDA_ONLY.match(text)]
     release = next(match[1] for text in stanzas if (match := re.match(r"torch==(\S+)", text)))
     hashes = sorted(hashes_of_cpu_wheels(release))

@@ -29,6 +29,7 @@ def test_make_help_lists_every_target():
             "lint",
             "lock",
             "plan",
+            "templates",
             "clean",
         }
     )
