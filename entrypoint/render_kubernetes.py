@@ -77,7 +77,7 @@ def jobset(settings: Settings) -> str:
 
 def trainer(settings: Settings) -> str:
     """Kubeflow Trainer v2: the runtime, made once by an administrator, and a job that names it."""
-    pod = _pod(settings, {}, container="node", image=Settings().container_image, sized=False)
+    pod = _pod(settings, {}, container="node", sized=False)
     runtime = {
         "apiVersion": "trainer.kubeflow.org/v1alpha1",
         "kind": "ClusterTrainingRuntime",
@@ -279,7 +279,6 @@ def _pod(
     variables: dict[str, str],
     *,
     container: str = _CONTAINER,
-    image: str | None = None,
     sized: bool = True,
     restart: str | None = "Never",
 ) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def _pod(
         "containers": [
             {
                 "name": container,
-                "image": image or settings.container_image,
+                "image": settings.container_image,
                 "env": (_env(variables) + _secrets(settings)) or None if sized else None,
                 "resources": _resources(settings) if sized else None,
                 "securityContext": _security(settings),

@@ -99,6 +99,7 @@ def _script(settings: Settings, why: str, before: str, start: str, *, volume: st
 # scancel and not `kill` of srun: a SIGTERM to srun itself ends the step by force.
 _BODY = """
 near_limit=
+# shellcheck disable=SC2329 # called by the traps
 stop_step() {{ signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"; }}
 # {margin} s before the limit: {grace} s for the last checkpoint, and Slurm's clock, which is up to a minute off.
 trap 'near_limit=1; stop_step' USR1
