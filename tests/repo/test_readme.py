@@ -30,6 +30,7 @@ def test_make_help_lists_every_target():
             "lock",
             "plan",
             "wheel",
+            "templates",
             "clean",
             "base",
             "image",
