@@ -15,10 +15,10 @@ VALIDATORS := .validators
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-# Inputs of the build that can be replaced are variables of docker-bake.hcl: docs/image.md.
-VARIANT ?= $(LOCK)
+.PHONY: help setup train test lint lock plan templates clean
 
-.PHONY: help setup train test lint lock plan templates wheel clean base image reproduce verify debs release
+.DEFAULT_GOAL := help
+include image/image.mk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,28 +45,6 @@ templates: $(STAMP) $(VALIDATORS)/ready ## render templates/ again, and ask each
 
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
-
-wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
-
-base: ## a Debian root file system, where the base image cannot be pulled
-	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
-
-image: ## build the image (VARIANT=cpu or cuda)
-	$(PYTHON) image/build.py image $(VARIANT)
-
-reproduce: ## build the image twice with no cache, and compare
-	$(PYTHON) image/build.py reproduce $(VARIANT)
-
-debs: ## save the Debian packages of a build, and lock them
-	docker buildx bake --progress=plain debs
-	image/list_debs.sh build/debs > requirements/debs.txt
-
-verify: ## build what IMAGE was built from, and compare (IMAGE=name)
-	$(PYTHON) image/build.py verify $(IMAGE)
-
-release: ## build with attestations and push
-	docker buildx bake release
 
 clean: ## remove the environment and caches; runs in workspace/ stay
 	rm -rf $(VENV) $(VALIDATORS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
