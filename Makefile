@@ -11,13 +11,14 @@ export TORCH_CPU_INDEX
 
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
 STAMP := $(VENV)/ready-$(LOCK)
+VALIDATORS := .validators
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-# Inputs of the build that can be replaced are variables of docker-bake.hcl: docs/image.md.
-VARIANT ?= $(LOCK)
+.PHONY: help setup train test lint lock plan templates clean
 
-.PHONY: help setup train test lint lock plan wheel clean base image reproduce verify debs release
+.DEFAULT_GOAL := help
+include image/image.mk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,33 +39,15 @@ lint: $(STAMP) ## ruff and mypy
 plan: $(STAMP) ## show what `make train` would do, and why
 	$(PY) -m entrypoint plan ddp $(ARGS)
 
+templates: $(STAMP) $(VALIDATORS)/ready ## render templates/ again, and ask each platform's own validator
+	$(PY) -m entrypoint render all -o templates
+	$(PY) -m pytest tests/templates
+
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
 
-wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; wants g++)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" BUILD_DIR="$(CURDIR)/dist/build" image/deepspeed_wheel.sh $(LOCK) dist
-
-base: ## a Debian root file system, where the base image cannot be pulled
-	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
-
-image: ## build the image (VARIANT=cpu or cuda)
-	$(PYTHON) image/build.py image $(VARIANT)
-
-reproduce: ## build the image twice with no cache, and compare
-	$(PYTHON) image/build.py reproduce $(VARIANT)
-
-debs: ## save the Debian packages of a build, and lock them
-	docker buildx bake --progress=plain debs
-	image/list_debs.sh build/debs > requirements/debs.txt
-
-verify: ## build what IMAGE was built from, and compare (IMAGE=name)
-	$(PYTHON) image/build.py verify $(IMAGE)
-
-release: ## build with attestations and push
-	docker buildx bake release
-
 clean: ## remove the environment and caches; runs in workspace/ stay
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VALIDATORS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './workspace/*' -prune -exec rm -rf {} +
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built
@@ -76,4 +59,13 @@ $(STAMP): requirements/$(LOCK).txt requirements/dev.txt
 	$(PIP) --no-deps $(if $(filter cpu,$(LOCK)),--retries 1 --extra-index-url $(TORCH_CPU_INDEX)) -r $(VENV)/first.txt \
 	  || { echo "fix: torch's CPU wheel was not found; TORCH_CPU_INDEX=URL names an index or mirror that has it"; exit 1; }
 	$(PIP) --no-binary deepspeed --use-pep517 --no-build-isolation -r requirements/$(LOCK).txt -r requirements/dev.txt
+	touch $@
+
+# SkyPilot, dstack and others want other releases than the product: 700 MB of their own.
+$(VALIDATORS)/ready: requirements/validators.txt
+	@echo "setting up $(VALIDATORS) from $< (a minute or two)"
+	$(PYTHON) -m venv --clear $(VALIDATORS)
+	awk '/^[a-z]/ {first = /^setuptools==/} first' $< > $(VALIDATORS)/first.txt
+	$(subst $(VENV),$(VALIDATORS),$(PIP)) -r $(VALIDATORS)/first.txt
+	$(subst $(VENV),$(VALIDATORS),$(PIP)) --no-binary cursor --use-pep517 --no-build-isolation -r $<
 	touch $@

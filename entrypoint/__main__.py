@@ -1,5 +1,6 @@
 """The command line: `roundhouse` in the image, `python -m entrypoint` in a checkout."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,31 +8,44 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from entrypoint import agent, launch, report, scripts, session, status, version, viewer
+from entrypoint import agent, launch, render, render_files, report, scripts, session, status, version, viewer
+from entrypoint import doctor as doctors
+from entrypoint.checkpoint_size import checkpoint_bytes
+from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
+from entrypoint.examine import examine
 from entrypoint.facts import Facts
+from entrypoint.local import Nodes
+from entrypoint.local import run as run_local
+from entrypoint.mount import parse_mount, refuse_unshared
+from entrypoint.mount_volume import mount_volume
 from entrypoint.names import resolve
-from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
+from entrypoint.namespaces import Namespaces
+from entrypoint.plan import Draft, Plan, all_checks
+from entrypoint.preflight import preflight
 from entrypoint.probe import probe
+from entrypoint.reasons import Check, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
-from entrypoint.request import edits, read_request
+from entrypoint.request import Request, edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 from entrypoint.stay import reason_to_stay
+from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
   train ddp                 a small model on this machine, now; `train ddp --help` lists options
   train /path/to/script.py  a script of yours
-  plan                      what is understood of this machine and cluster, and why
+  plan, doctor              what is understood of this machine and cluster, and what is wrong with it
   TRAIN_SCRIPT=ddp          set in the environment, starts training by itself"""
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
@@ -78,17 +92,48 @@ def cli(context: click.Context) -> None:
 @click.pass_obj
 def train(context: Context, words: tuple[str, ...]) -> None:
     """Plan, check and run a recipe or a script; the exit code is the training's."""
-    plan, facts = _plan(context, words, may_wait=True)
+    plan, draft = _plan(context, words, may_wait=True)
     if plan.process_rank is not None:
         if not plan.process_rank:  # of many processes, one tells
-            click.echo(report.to_text(plan, facts))
+            click.echo(report.to_text(plan, draft.facts))
         launch.become(plan, context.variables)
-    in_session = _on_terminal() and launch.is_numbered(plan)
+    plan = launch.numbered(plan, draft, say=_say)
+    in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
-    click.echo(report.to_text(plan, facts))
-    launch.check_plan(plan)
-    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan))
+    click.echo(report.to_text(plan, draft.facts))
+    plan = _checked(context, plan, draft.facts)
+    sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--nodes", type=click.IntRange(2, 64), default=2, show_default=True)
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="of each node")
+@click.option("--namespaces", is_flag=True, help="a network for each node, with a slow and a fast interface (root)")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="RECIPE [ARGUMENT]...")
+@click.pass_obj
+def local(context: Context, nodes: int, processes: int, namespaces: bool, words: tuple[str, ...]) -> None:
+    """Try a cluster on this machine: several nodes, each a `train` of its own; they meet as on a real one."""
+    volume = _volume(context, read_request(context.variables))
+    gpus = visible_gpus(context.variables.get("CUDA_VISIBLE_DEVICES"), probe(volume).gpus or ())
+    if 0 < len(gpus) < nodes * processes:
+        click.echo(f"{len(gpus)} GPUs are too few for {nodes * processes} processes; they train on the CPU", err=True)
+    variables = {**context.variables, "TRAIN_VOLUME": str(volume)}
+    with contextlib.ExitStack() as stack:
+        networks = stack.enter_context(Namespaces(nodes)) if namespaces else None
+        cluster = stack.enter_context(
+            Nodes(
+                nodes,
+                processes,
+                words,
+                variables,
+                namespaces=networks,
+                gpus=gpus,
+                say=lambda number, line: click.echo(f"node {number} | {line}"),
+            )
+        )
+        code = run_local(cluster, tell=lambda line: click.echo(f"local  | {line}", err=True))
+    sys.exit(code)
 
 
 @cli.command()
@@ -100,11 +145,12 @@ def up(context: Context) -> None:
         if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
             _stay(why)
         return
-    plan, facts = _plan(context, (), may_wait=True)
+    plan, draft = _plan(context, (), may_wait=True)
+    plan = launch.numbered(plan, draft, say=_say)
     plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
-    click.echo(report.to_text(plan, facts))
-    launch.check_plan(plan)
-    sys.exit(_train_beside(context, plan))
+    click.echo(report.to_text(plan, draft.facts))
+    plan = _checked(context, plan, draft.facts)
+    sys.exit(_train_beside(context, plan, draft))
 
 
 def _stay(why: str) -> None:
@@ -113,6 +159,17 @@ def _stay(why: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     click.echo(f"{why}: this container stays, without training, until it is stopped")
     sys.exit(128 + signal.sigwait(stops))
+
+
+def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
+    """The plan with what is found by trying: a Problem where that forbids the start."""
+    launch.check_plan(plan)
+    found = findings_of(preflight(plan, facts, context.variables, say=_say))
+    for line in report.findings(found):
+        click.echo(line)
+    plan = replace(plan, findings=plan.findings + found)
+    launch.check_plan(plan)
+    return plan
 
 
 def _on_terminal() -> bool:
@@ -127,9 +184,9 @@ def _is_main_process() -> bool:
     return os.getpid() == 1 or os.getppid() == 1
 
 
-def _train_here(context: Context, plan: Plan) -> int:
+def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
     """In the foreground: this process is the agent, and a thread shows the run."""
-    start = launch.open_run(plan, say=_say)
+    start = launch.open_run(plan, draft, say=_say)
     if start.finished:
         click.echo(start.finished)
         return 0
@@ -138,11 +195,11 @@ def _train_here(context: Context, plan: Plan) -> int:
     return viewer.tell_end(start.folder, sys.stderr, code)
 
 
-def _train_beside(context: Context, plan: Plan) -> int:
+def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
     """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
     folder = launch.folder_of(plan)
     tail = LogTail(folder.logs, node=folder.node)
-    child = agent.start(_agent_of(context, plan, by_hand=False), None, kept=True)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=False), None, kept=True)
     if child.finished:
         click.echo(child.finished)
         return child.wait()
@@ -152,10 +209,10 @@ def _train_beside(context: Context, plan: Plan) -> int:
     return viewer.tell_end(folder, sys.stderr, code)
 
 
-def _train_in_session(context: Context, plan: Plan) -> int:
+def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
     """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
     folder, kept = launch.folder_of(plan), _is_main_process()
-    child = agent.start(_agent_of(context, plan, by_hand=True), folder.agent_log, kept=kept)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
     if child.finished:
         click.echo(child.finished)
         return 0
@@ -170,9 +227,9 @@ def _train_in_session(context: Context, plan: Plan) -> int:
     return viewer.tell_end(folder, sys.stderr, code)
 
 
-def _agent_of(context: Context, plan: Plan, *, by_hand: bool) -> agent.Body:
+def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
     def body(ready: Callable[[str | None], None]) -> int:
-        start = launch.open_run(plan, say=_say)
+        start = launch.open_run(plan, draft, say=_say)
         ready(start.finished)
         return 0 if start.finished else launch.train(start, context.variables, by_hand=by_hand)
 
@@ -240,11 +297,14 @@ def status_command(context: Context, run: str | None, as_json: bool) -> None:
 
 def _find(context: Context, run: str | None) -> RunFolder:
     request = read_request(context.variables)
-    if request.volume:
-        volume = context.base / request.volume
-    else:
-        volume = DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
-    return status.find_run(volume, run or request.run)
+    return status.find_run(_volume(context, request), run or request.run)
+
+
+def _volume(context: Context, request: Request) -> Path:
+    """Where runs lie, without a plan."""
+    path, _ = choose_volume(request.volume, context.variables)
+    here = path == DEFAULT_VOLUME and not path.is_dir()
+    return context.base / ("workspace" if here else path)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -254,8 +314,42 @@ def _find(context: Context, run: str | None) -> RunFolder:
 def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     """Print what would be done, with the reasons; change nothing."""
     as_json = as_json or words[-1:] == ("--json",)
-    made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
-    click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+    made, draft = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
+    click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+@click.option("--all", "every", is_flag=True, help="a line for each question, also where all is well")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [ARGUMENT]...]")
+@click.pass_obj
+def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...]) -> None:
+    """Check this node: its GPUs, volume, limits, versions; 69 if something forbids training here."""
+    as_json, every = as_json or "--json" in words[-1:], every or "--all" in words[-1:]
+    if words[-1:] in (("--json",), ("--all",)):
+        words = words[:-1]
+    try:
+        made, draft = _plan(context, words, may_wait=False)
+        facts = draft.facts
+        found = _diagnose(context, made, draft)
+    except Problem as error:
+        facts = probe(context.base / choose_volume(None, context.variables)[0])
+        examined = examine(facts, (), context.variables, None, speed=False)
+        found = doctors.diagnose(facts, examined, plan=None, found=(), problem=error)
+    click.echo(doctors.to_json(found, facts) if as_json else doctors.to_text(found, every=every))
+    sys.exit(doctors.exit_code(found))
+
+
+def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
+    facts, volume = draft.facts, made.directories.volume
+    if facts.gpus:
+        click.echo("looking at the GPUs and the volume (some seconds)", err=True)
+    is_process = made.process_rank is not None
+    found = all_checks(made.cluster, facts, draft.request, context.variables, volume, is_process=is_process)
+    to_try = None if facts.volume.exists is None else volume  # one that does not answer is not asked twice
+    examined = examine(facts, made.settings, context.variables, to_try, speed=True)
+    size, keep = checkpoint_bytes(made.recipe)
+    return doctors.diagnose(facts, examined, plan=made, found=found, problem=None, checkpoint_bytes=size, keep=keep)
 
 
 @cli.command()
@@ -276,7 +370,39 @@ def version_command(as_json: bool) -> None:
     click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
 
 
-def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
+@cli.command("render", epilog=f"\b\n{render.listing()}")
+@click.argument("platform", default="list")
+@click.option("--script", help="as --set script=…")
+@click.option("--nodes", help="as --set nodes=…")
+@click.option("--gpus", help="as --set gpus=…; on each node")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="any key of the list below")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or for `all` a folder")
+@click.pass_obj
+def render_command(
+    context: Context,
+    platform: str,
+    script: str | None,
+    nodes: str | None,
+    gpus: str | None,
+    pairs: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Print a platform's template, filled in; `render list` names platforms and keys."""
+    if platform == "list":
+        click.echo(render.listing())
+        return
+    named = {"script": script, "nodes": nodes, "gpus": gpus}
+    given = render.read_pairs(pairs) | {key: text for key, text in named.items() if text is not None}
+    if platform == "all":
+        for path in render_files.write_all(render.ready_made_only(given), output and context.base / output):
+            click.echo(f"wrote {path}")
+    elif output is None:
+        click.echo(render.render(platform, given), nl=False)
+    else:
+        render_files.write(context.base / output, render.render(platform, given))
+
+
+def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
     if words[:1] == ("-m",):  # as Python takes it; TRAIN_SCRIPT holds both words in one
@@ -287,33 +413,41 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         given = tuple(arguments) if words else split_arguments(request.arguments)
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
-    facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
-    made = make_plan(
-        environment,
-        facts,
-        request,
-        recipe,
-        variables=context.variables,
-        base=context.base,
-        in_image=version.BUILD.exists(),
+    volume = context.base / choose_volume(request.volume, context.variables)[0]
+    _mount(context, request, environment, volume, now=may_wait)
+    look = partial(
+        probe,
+        volume,
+        nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
     )
+    facts = _look(look, environment, wait_seconds)
+    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=version.BUILD.exists())
+    made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
-    return made, facts
+    return made, draft
 
 
-def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:
+def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:
+    if request.mount is None:
+        return
+    refuse_unshared(parse_mount(request.mount), environment.nodes or 1)
+    if now:
+        mount_volume(request.mount, volume, context.variables, say=_say)
+
+
+def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:
     """The facts, with the route to the primary under the name that the environment gave it."""
     name = environment.primary_address
     if name is None or environment.nodes == 1:
-        return probe(volume)
+        return look()
     try:
         address = resolve(name, wait_seconds=wait_seconds, say=_say)
     except NodesError:
         if wait_seconds:
             raise
-        return probe(volume)  # a plan is shown all the same; its network then rests on what else is known
-    facts = probe(volume, targets=(address,))
+        return look()  # a plan is shown all the same; its network then rests on what else is known
+    facts = look(targets=(address,))
     return replace(facts, routes=tuple((name, source) for _, source in facts.routes))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from entrypoint.errors import SettingError
-from entrypoint.facts import Facts, Gpu
+from entrypoint.facts import Facts, Gpu, Software
 from entrypoint.probe import probe
 from entrypoint.probe_machine import THIS_MACHINE, Directory, Files, Link, Machine
 from entrypoint.probe_nvml import Driver
@@ -35,6 +35,7 @@ def replay(folder: Path) -> Machine:
         files=Files(folder),
         hostname=lambda: str(said["hostname"]),
         resolve=lambda _name: None if addresses is None else tuple(addresses),
+        home=lambda: said.get("home"),
         cores=lambda: int(said["cores"]),
         soft_limit=said.get("soft_limits", {}).get,
         links=lambda: tuple(_restore(Link, link) for link in said.get("links", [])),
@@ -42,6 +43,7 @@ def replay(folder: Path) -> Machine:
         directory=lambda path: _restore(Directory, said.get("directories", {}).get(path) or _missing(path)),
         opens=lambda device: said.get("opens", {}).get(device, False),
         nvml=lambda: _restore_driver(said.get("nvml")),
+        software=lambda: _restore(Software, said["software"]) if said.get("software") else None,
     )
 
 
@@ -55,6 +57,7 @@ def capture(folder: Path, volume: Path, targets: Sequence[str] = (), machine: Ma
         "volume": str(volume),
         "hostname": machine.hostname(),
         "hostname_addresses": machine.resolve(machine.hostname()),
+        "home": machine.home(),
         "cores": machine.cores(),
         "soft_limits": {name: machine.soft_limit(name) for name in ("memlock", "stack", "nofile")},
         "links": machine.links(),
@@ -62,6 +65,7 @@ def capture(folder: Path, volume: Path, targets: Sequence[str] = (), machine: Ma
         "opens": opens,
         "routes": routes,
         "nvml": machine.nvml(),
+        "software": machine.software(),
     }
     watched = replace(
         machine,
@@ -109,7 +113,7 @@ class _CopyingFiles(Files):
         return names
 
     def exists(self, path: str) -> bool:
-        if there := Files.exists(self, path):
+        if (there := Files.exists(self, path)) and not (self.copy / path.lstrip("/")).exists():
             self._keep(path, "")
         return there
 

@@ -2,13 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
 from entrypoint.facts import Facts
 from entrypoint.plan import Plan
+from entrypoint.reasons import Finding
 from entrypoint.values import endpoint
 
 _WIDTH = 13
@@ -25,6 +26,7 @@ def to_json(plan: Plan) -> str:
         "settings": [asdict(setting) for setting in plan.settings],
         "recipe": None if plan.recipe is None else asdict(plan.recipe),
         "command": list(plan.command),
+        "roll_call": None if plan.roll_call is None else asdict(plan.roll_call),
         "directories": asdict(plan.directories),
         "session": plan.session,
         "findings": [asdict(finding) for finding in plan.findings],
@@ -38,6 +40,7 @@ def to_text(plan: Plan, facts: Facts) -> str:
         "environment": _environment(plan),
         "facts": _facts(facts),
         "network": _network(plan),
+        "roll call": _roll_call(plan),
         "settings": _columns([(f"{s.name}={s.value}", s.reason) for s in plan.settings]),
         "findings": _findings(plan),
         "directories": _directories(plan),
@@ -103,14 +106,27 @@ def _network(plan: Plan) -> list[str]:
     network = plan.network
     names = ",".join(network.interfaces) or "as given"
     rows = [(f"{network.backend}", network.backend_reason), (names, network.reason)]
+    if network.rdma.devices:
+        rows.append((",".join(network.rdma.hcas) or "no RDMA", network.rdma.reason))
     rejected = [(f"not {name}", why) for name, why in network.rejected]
     return _columns(rows + rejected)
 
 
+def _roll_call(plan: Plan) -> list[str]:
+    if plan.roll_call is None:
+        return ["none"]
+    address = plan.cluster.primary_address or plan.network.address or "node 0"
+    met = endpoint(address, plan.roll_call.port)
+    return [f"at {met} before each attempt, for {plan.roll_call.wait_seconds} s; proof: {plan.roll_call.secret}"]
+
+
 def _findings(plan: Plan) -> list[str]:
-    if not plan.findings:
-        return ["ok    nothing to complain of"]
-    return [line for finding in plan.findings for line in _finding(finding.level, finding.text, finding.fix)]
+    return findings(plan.findings) or ["ok    nothing to complain of"]
+
+
+def findings(found: Sequence[Finding]) -> list[str]:
+    """Lines that tell findings, each with its fix below."""
+    return [line for finding in found for line in _finding(finding.level, finding.text, finding.fix)]
 
 
 def _finding(level: str, text: str, fix: str) -> Iterator[str]:

@@ -37,6 +37,7 @@ def main() -> None:
         source.flush()
         compile_lock("toolkit.txt", source.name, "--constraint", str(HERE / "cuda.txt"))
     keep_what_cuda_lacks("toolkit.txt")
+    compile_lock("validators.txt", "--group", "validators")
     stanzas = [text for text in read_stanzas(HERE / "cuda.txt") if not CUDA_ONLY.match(text)]
     release = version_of("torch")
     hashes = sorted(hashes_of_cpu_wheels(release))
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in HERE.glob("*.txt") if path.name != "dev.txt"}
+    return {path.name: path.read_bytes() for path in HERE.glob("*.txt") if path.name not in ("dev.txt", "validators.txt")}
 
 
 def move_date(day: datetime) -> None:

@@ -8,7 +8,8 @@ from entrypoint.request import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):.*?## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE = (ROOT / "Makefile").read_text() + (ROOT / "image" / "image.mk").read_text()
+TARGETS = set(re.findall(r"^([a-z]+):.*?## ", MAKE, re.MULTILINE))
 
 
 def test_the_commands_of_the_readme_are_the_makefiles():
@@ -30,6 +31,7 @@ def test_make_help_lists_every_target():
             "lock",
             "plan",
             "wheel",
+            "templates",
             "clean",
             "base",
             "image",

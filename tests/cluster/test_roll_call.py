@@ -1,0 +1,86 @@
+"""What the nodes tell each other before anything starts: who is missing, and who is not like the others."""
+
+import time
+
+import pytest
+import trial
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+QUICK = "import os; print('interface', os.environ.get('GLOO_SOCKET_IFNAME'))\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(QUICK)
+    return path
+
+
+def test_a_missing_node_is_named_and_may_come_late(tmp_path, script):
+    with trial.Trial(tmp_path, 3, script) as run:
+        began = time.time()
+        run.start(0, 1)
+        for node in (0, 1):
+            run.wait_for_line("2 of 3 nodes here", nodes=[node], seconds=15)
+            assert "missing: node 2" in run.text(node)
+        assert time.time() - began < 15
+        run.start(2)
+        assert run.finish() == [0, 0, 0], run.text()
+
+
+def test_a_node_that_never_comes_is_named_in_the_end(tmp_path, script):
+    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "5"}).start(0, 2) as run:
+        run.wait_for(lambda: run.nodes[0].code is not None and run.nodes[2].code is not None, "no end", 30)
+        assert (run.nodes[0].code, run.nodes[2].code) == (68, 68), run.text()
+    for node in (0, 2):
+        assert "node 1" in run.text(node).split("error:")[1], run.text()
+        assert "fix:" in run.text(node)
+
+
+def differ(run, node, **variables):
+    run.nodes[node].environment |= variables
+
+
+def other_script(run, tmp_path):
+    path = tmp_path / "there" / "own.py"
+    path.parent.mkdir()
+    path.write_text(QUICK + "# edited\n")
+    run.nodes[1].command[-1] = str(path)
+
+
+def other_volume(run, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    differ(run, 1, TRAIN_VOLUME=str(tmp_path / "elsewhere"))
+
+
+DIFFERENCES = {
+    "rank": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="1", NODE_RANK="1"), ("node 1", "node2", "two nodes")),
+    "primary": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="0", NODE_RANK="0"), ("node 0", "two nodes")),
+    "world size": (lambda run, _: differ(run, 1, TRAIN_NODES="4"), ("node 1 (node1)", "number of nodes")),
+    "processes": (lambda run, _: differ(run, 1, TRAIN_NPROC="2"), ("node 1 (node1)", "processes per node")),
+    "script": (other_script, ("node 1 (node1)", "script")),
+    "arguments": (lambda run, _: run.nodes[1].command.append("--lr=2"), ("node 1 (node1)", "arguments")),
+    "volume": (other_volume, ("node 1 (node1)", "volume")),
+    "run": (lambda run, _: differ(run, 1, TRAIN_RUN="another"), ("another",)),
+    "token": (lambda run, _: differ(run, 1, TRAIN_TOKEN="mine"), ("TRAIN_TOKEN",)),
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENCES)
+def test_who_differs_is_named_and_stops_every_node(what, tmp_path, script):
+    make_it_differ, quoted = DIFFERENCES[what]
+    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "15"}) as run:
+        make_it_differ(run, tmp_path)
+        began = time.time()
+        run.start()
+        assert run.finish(40) == [68, 68, 68], run.text()
+        seconds = time.time() - began
+    for node in range(3):
+        told = run.text(node).partition("error:")[2]
+        assert "fix:" in told, run.text()
+        assert "Traceback" not in run.text(node)
+        if what not in ("run", "token"):  # these two are strangers to node 0, and only the stranger learns why
+            assert all(part in told for part in quoted), (node, run.text())
+    assert any(all(part in run.text(node) for part in quoted) for node in range(3))
+    if what not in ("run", "token"):
+        assert seconds < 20, run.text()
