@@ -20,6 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TOOLS = ("dev.txt", "validators.txt")
 BAKE = HERE.parent / "docker-bake.hcl"
 INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
 TOOLKIT = "nvcc,cccl,crt,nvvm"  # what compiles an extension; the libraries are torch's own dependencies
@@ -51,7 +52,8 @@ def main() -> None:
 
 
 def all_locks() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in HERE.glob("*.txt") if path.name not in ("dev.txt", "validators.txt")}
+    """What the image is built from."""
+    return {path.name: path.read_bytes() for path in HERE.glob("*.txt") if path.name not in TOOLS}
 
 
 def move_date(day: datetime) -> None:
