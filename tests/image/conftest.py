@@ -2,12 +2,10 @@
 
 import os
 from functools import cache
-from pathlib import Path
 
 import containers
 import pytest
 
-HERE = Path(__file__).parent
 missing = cache(containers.missing)
 
 
