@@ -212,7 +212,7 @@ class Coordinator:
         stuck = {r: g.measured or () for r, g in ready.items() if not any(one.carries for one in g.measured or ())}
         if not stuck:
             return
-        rank, tried = min(stuck.items())
+        rank, tried = min(stuck.items(), key=lambda item: (len(item[1]), item[0]))
         if not tried:
             raise NodesError(
                 f"{name(rank, ready[rank].host)} has no interface that can reach other nodes",
@@ -318,7 +318,7 @@ class Coordinator:
 
     def _note_report(self, guest: Guest, message: Message) -> None:
         attempt = self._attempt
-        if attempt is None or message.get("attempt") != attempt.number:
+        if attempt is None or message.get("attempt") != attempt.number or guest.rank in attempt.reports:
             return
         report = attempt.reports[guest.rank] = Report.of(message)
         if report.outcome.exit_code not in (0, STOPPED):
