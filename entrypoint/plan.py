@@ -16,6 +16,7 @@ from entrypoint.measured import Measurements
 from entrypoint.network import Network, choose_network
 from entrypoint.reasons import Finding, Setting
 from entrypoint.recipes import Recipe
+from entrypoint.recorder import recorder_settings
 from entrypoint.request import Request
 
 DEFAULT_VOLUME = Path("/workspace")
@@ -135,7 +136,7 @@ def make_plan(
     elif recipe is not None:
         address = cluster.primary_address or network.address or "127.0.0.1"
         launcher = choose_launcher(request.launcher, recipe, cluster, address, gpus=gpus)
-        settings += launcher.settings
+        settings += launcher.settings + recorder_settings(variables, facts.nccl_conf)
     return Plan(
         cluster=cluster,
         network=network,

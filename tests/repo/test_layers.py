@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "measured", "reasons", "stale", "values"},
+    {"facts", "hang", "measured", "reasons", "stale", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
@@ -17,7 +17,7 @@ LAYERS = (
     {"place"},
     {"environment", "request", "stay"},
     {"cluster", "devices", "recipes"},
-    {"host_ids", "interfaces", "rdma"},
+    {"diagnosis", "host_ids", "interfaces", "nccl_log", "rdma", "recorder"},
     {"inherited"},
     {"checks", "launchers", "network"},
     {"plan"},
@@ -29,7 +29,7 @@ LAYERS = (
     {"probe_limits", "probe_network"},
     {"probe"},
     {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts", "version"},
-    {"failure", "messages", "restarts", "run_lock"},
+    {"failure", "messages", "restarts", "run_lock", "traces"},
     {"history", "reach", "roster", "secret", "tally"},
     {"attempt", "seat", "statement", "status"},
     {"member", "reception"},
