@@ -243,11 +243,10 @@ class Coordinator:
         if len(ready) < self._seat.nodes:  # one went in this moment: it is lost with the attempt that was noted
             return Tally(Outcome(137, "a node went before the attempt began", by_itself=False), None)
         attempt = self._attempt = _Attempt(number)
-        rdma = {str(rank): int((guest.statement or {}).get("rdma") or 0) for rank, guest in ready.items()}
         port = free_port(int(ready[0].statement["master_port"]), avoid=self._seat.port)  # type: ignore[index]
         for guest in ready.values():
             guest.statement = None  # the next attempt wants a new one
-        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails, "rdma": rdma}, ready.values())
+        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails}, ready.values())
         while len(attempt.reports.keys() | attempt.lost.keys()) < self._seat.nodes:
             await self._heed(_TICK_SECONDS)
             if attempt.ending_since is not None and time.monotonic() - attempt.ending_since > _END_SECONDS:

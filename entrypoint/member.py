@@ -37,7 +37,6 @@ class Start:
     port: int
     measured: tuple[Measured, ...]
     rails: tuple[Rail, ...]
-    rdma: dict[int, int]  # usable ports of each node rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +328,7 @@ class Member:
         elif kind == "start":
             self._ready = False
             rails = tuple(Rail(**rail) for rail in message["rails"])
-            rdma = {int(rank): int(count) for rank, count in message["rdma"].items()}
-            self._listener.heard(Start(int(message["attempt"]), int(message["port"]), self._measured, rails, rdma))
+            self._listener.heard(Start(int(message["attempt"]), int(message["port"]), self._measured, rails))
         elif kind == "end":
             self._listener.heard(End(text_of(message, "text"), bool(message.get("hang"))))
         elif kind == "stop":
