@@ -86,6 +86,7 @@ class Coordinator:
         self._stopping = False
         self._not_before = 0.0
         self._changed_at = time.monotonic()
+        self._settled_at = 0.0
         self._measured_with: frozenset[str] = frozenset()
         self._warned: set[str] = set()
 
@@ -121,21 +122,30 @@ class Coordinator:
             await self._heed(_TICK_SECONDS)
             now = time.monotonic()
             ready = self._ready()
-            self._refuse_disagreement(ready, complete=len(ready) == self._seat.nodes)
+            complete = len(ready) == self._seat.nodes
+            if complete or self._has_settled(now):
+                self._refuse_disagreement(ready, complete=complete)
             self._refuse_claims(now)
             if now - looked >= 1.0:
                 looked = now
                 await asyncio.to_thread(self._book.look)
-            if len(ready) == self._seat.nodes:
-                if now >= self._not_before:
-                    return
+            if complete and now >= self._not_before:
+                return
+            late = now - began >= self._seat.wait_seconds
+            if complete or (not late and now - said < SAY_SECONDS):
                 continue
+            said = now
             line = waiting_line(self._seat.nodes, ready, now - began, self._absent(now))
-            if now - began >= self._seat.wait_seconds:
+            if late:
                 raise NodesError(line, fix="start them, or see their logs; TRAIN_WAIT is how long to wait for them")
-            if now - said >= SAY_SECONDS:
-                said = now
-                self._tell({"kind": "line", "text": line})
+            self._tell({"kind": "line", "text": line})
+
+    def _has_settled(self, now: float) -> bool:
+        """Once after the last change, when a while has passed: comparing at each one would be quadratic."""
+        if self._settled_at == self._changed_at or now - self._changed_at < _SETTLE_SECONDS:
+            return False
+        self._settled_at = self._changed_at
+        return True
 
     def _ready(self) -> dict[int, Guest]:
         return {rank: guest for rank, guest in self._guests.items() if guest.statement is not None}
@@ -158,9 +168,8 @@ class Coordinator:
             return
         for finding in compare(statements, {rank: guest.offset for rank, guest in ready.items()}):
             if finding.level == "stop":
-                if complete or time.monotonic() - self._changed_at >= _SETTLE_SECONDS:
-                    raise NodesError(f"the nodes differ: {finding.text}", fix=finding.fix)
-            elif complete and finding.text not in self._warned:
+                raise NodesError(f"the nodes differ: {finding.text}", fix=finding.fix)
+            if complete and finding.text not in self._warned:
                 self._warned.add(finding.text)
                 self._tell({"kind": "line", "text": f"warn  {finding.text}", "fix": finding.fix})
 
