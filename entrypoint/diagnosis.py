@@ -46,10 +46,20 @@ class Diagnosis:
     suspect: str | None = None
     fix: str | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An attempt that is one. It ends with its first step; a script that tells none, when it has lived so long."""
+
+    switch: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return f"this attempt is a trial with {self.switch}=1: the last one hung at its first collective"
+
     @property
     def settings(self) -> tuple[Setting, ...]:
-        if self.switch is None:
-            return ()
         return (Setting(self.switch, "1", "a trial: the last attempt hung at its first collective"),)
 
 
