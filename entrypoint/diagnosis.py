@@ -4,7 +4,7 @@ A trial is an attempt with one of NCCL's ways switched off, ended as soon as it 
 cure: the setting never stays, and a suspect once named is not tried for again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,6 +53,13 @@ class Trial:
 
     switch: str
     seconds: float
+
+    @classmethod
+    def of(cls, told: object) -> "Trial | None":
+        """From a message; only the two switches are taken from anybody."""
+        if not isinstance(told, Mapping) or told.get("switch") not in _ORDER:
+            return None
+        return cls(str(told["switch"]), float(told["seconds"]))
 
     @property
     def text(self) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from entrypoint.host_ids import Host
 from entrypoint.messages import text_of
+from entrypoint.rdma import Rdma, rdma_verdict
 from entrypoint.reasons import Finding
 
 Statement = Mapping[str, Any]
@@ -60,7 +62,32 @@ def compare(statements: Mapping[int, Statement], offsets: Mapping[int, float] | 
     """
     found = [finding for row in COMPARED if (finding := _difference(row, statements))]
     found += _clocks(statements, offsets or {})
+    if mixed := rdma_verdict({rank: rdma for rank, one in statements.items() if (rdma := _rdma_of(one))}):
+        found.append(mixed)
     return tuple(sorted(found, key=lambda finding: finding.level != "stop"))
+
+
+def _rdma_of(statement: Statement) -> Rdma | None:
+    """What a node's NCCL finds; None: it uses none."""
+    told = statement.get("transport")
+    if not isinstance(told, Mapping):
+        return None
+    hcas = told.get("hcas")
+    return Rdma(
+        tuple(map(str, hcas)) if isinstance(hcas, list) else (),
+        text_of(told, "link_layer") or None,
+        0,
+        text_of(told, "reason"),
+    )
+
+
+def host_of(statement: Statement) -> Host | None:
+    """What NCCL knows a node's machine by; None: it is not used there."""
+    if not isinstance(statement.get("transport"), Mapping):
+        return None
+    return Host(
+        text_of(statement, "host"), text_of(statement, "boot_id") or None, text_of(statement, "host_id") or None
+    )
 
 
 def _difference(row: Compared, statements: Mapping[int, Statement]) -> Finding | None:

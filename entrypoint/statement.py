@@ -14,6 +14,7 @@ from typing import Any
 
 from entrypoint.facts import Facts
 from entrypoint.interfaces import candidates
+from entrypoint.network import Network
 from entrypoint.plan import Plan
 from entrypoint.reach import Door
 from entrypoint.recipes import Recipe
@@ -50,7 +51,15 @@ def state(
         "memlock": "unlimited" if facts.memlock_bytes is None else str(facts.memlock_bytes),
         "open_files": "unlimited" if facts.open_files is None else str(facts.open_files),
         "rdma": sum(port.active and port.usable for port in facts.rdma),
+        "transport": _transport(plan.network) if plan.network.backend == "nccl" else None,
+        "boot_id": facts.boot_id,
+        "host_id": plan.network.host_id,
     }
+
+
+def _transport(network: Network) -> dict[str, Any]:
+    rdma = network.rdma
+    return {"hcas": list(rdma.hcas), "link_layer": rdma.link_layer, "reason": rdma.reason}
 
 
 def doors(plan: Plan, facts: Facts, hint: str | None) -> tuple[Door, ...]:
