@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
+from entrypoint.host_ids import host_ids
 from entrypoint.measured import Measured, common_rails
 from entrypoint.messages import Message, MessageError, text_of
 from entrypoint.reception import Guest, Reception
 from entrypoint.restarts import Decision, Outcome
-from entrypoint.roster import Absent, compare, name, peers_of, waiting_line
+from entrypoint.roster import Absent, compare, host_of, name, peers_of, waiting_line
 from entrypoint.seat import SAY_SECONDS, SILENCE_SECONDS, Seat
 from entrypoint.tally import Report, Tally, tally
 
@@ -36,6 +38,10 @@ class Book(Protocol):
         """Raises where the volume tells that this node must not go on; called every second of a roll call."""
 
     def begin(self) -> int: ...
+
+    @property
+    def trial(self) -> Trial | None:
+        """Set where the attempt that has begun is one."""
 
     def end(self, result: Tally) -> Decision: ...
 
@@ -252,10 +258,15 @@ class Coordinator:
         if len(ready) < self._seat.nodes:  # one went in this moment: it is lost with the attempt that was noted
             return Tally(Outcome(137, "a node went before the attempt began", by_itself=False), None)
         attempt = self._attempt = _Attempt(number)
+        hosts = {rank: host for rank, guest in ready.items() if (host := host_of(guest.statement or {}))}
+        told = {
+            "host_ids": {str(rank): asdict(setting) for rank, setting in host_ids(hosts).items()},
+            "trial": asdict(trial) if (trial := self._book.trial) else None,
+        }
         port = free_port(int(ready[0].statement["master_port"]), avoid=self._seat.port)  # type: ignore[index]
         for guest in ready.values():
             guest.statement = None  # the next attempt wants a new one
-        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails}, ready.values())
+        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails, **told}, ready.values())
         while len(attempt.reports.keys() | attempt.lost.keys()) < self._seat.nodes:
             await self._heed(_TICK_SECONDS)
             if attempt.ending_since is not None and time.monotonic() - attempt.ending_since > _END_SECONDS:
