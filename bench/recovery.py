@@ -35,7 +35,8 @@ def main() -> None:
 
 
 def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
-    with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.IMPATIENT).start() as run:
+    with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.IMPATIENT) as run:
+        run.start()
         run.wait_for_step(12, seconds=180)
         print(f"{time.strftime('%H:%M:%S')} {fault}, {nodes} nodes", file=sys.stderr, flush=True)
         seconds = run.wait_for_recovery(FAULTS[fault](run))

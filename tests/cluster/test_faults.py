@@ -25,7 +25,8 @@ def check(run, undisturbed):
     [("killed", 2), ("primary_lost", 3), ("moved", 3), ("unplugged", 2), ("partition", 4), ("stopped", 2)],
 )
 def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_property):
-    with trial.Trial(tmp_path, nodes, program=trial.IMPATIENT).start() as run:
+    with trial.Trial(tmp_path, nodes, program=trial.IMPATIENT) as run:
+        run.start()
         run.wait_for_step(12, seconds=120)
         at = FAULTS[fault](run)
         seconds = run.wait_for_recovery(at)
@@ -37,7 +38,8 @@ def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_prope
 
 
 def test_a_cut_that_is_shorter_than_the_silence_costs_no_attempt(tmp_path, undisturbed):
-    with trial.Trial(tmp_path, 2).start() as run:
+    with trial.Trial(tmp_path, 2) as run:
+        run.start()
         run.wait_for_step(12, seconds=120)
         run.networks.cut(1)
         time.sleep(5)
@@ -48,7 +50,8 @@ def test_a_cut_that_is_shorter_than_the_silence_costs_no_attempt(tmp_path, undis
 
 def test_a_recipe_goes_on_too(tmp_path):
     options = ["--steps", 60, "--seq-length", 16, "--global-batch", 2, "--save-every", 5, "--log-every", 1]
-    with trial.Trial(tmp_path, 2, "ddp", *options, "--eval-every", 1000000).start() as run:
+    with trial.Trial(tmp_path, 2, "ddp", *options, "--eval-every", 1000000) as run:
+        run.start()
         run.wait_for_step(8, seconds=180)
         FAULTS["killed"](run)
         assert run.finish(240) == [0, 0], run.text()
@@ -70,7 +73,8 @@ def test_who_fails_again_and_again_without_progress_is_stuck_on_all_nodes(tmp_pa
         "if os.environ['RANK'] == '1': raise SystemExit(9)\n"
         "time.sleep(1000)\n"
     )
-    with trial.Trial(tmp_path, 2, script, variables={"TRAIN_RESTARTS": "2"}).start() as run:
+    with trial.Trial(tmp_path, 2, script, variables={"TRAIN_RESTARTS": "2"}) as run:
+        run.start()
         assert run.finish() == [76, 76], run.text()
     for node in range(2):
         assert "node 1 rank 1, exit code 9" in run.text(node)

@@ -29,7 +29,8 @@ def test_a_missing_node_is_named_and_may_come_late(tmp_path, script):
 
 
 def test_a_node_that_never_comes_is_named_in_the_end(tmp_path, script):
-    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "5"}).start(0, 2) as run:
+    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "5"}) as run:
+        run.start(0, 2)
         run.wait_for(lambda: run.nodes[0].code is not None and run.nodes[2].code is not None, "no end", 30)
         assert (run.nodes[0].code, run.nodes[2].code) == (68, 68), run.text()
     for node in (0, 2):
@@ -78,9 +79,9 @@ def test_who_differs_is_named_and_stops_every_node(what, tmp_path, script):
     for node in range(3):
         told = run.text(node).partition("error:")[2]
         assert "fix:" in told, run.text()
-        assert "Traceback" not in run.text(node)
+        assert "Traceback" not in run.text(node), run.text()
         if what not in ("run", "token"):  # these two are strangers to node 0, and only the stranger learns why
-            assert all(part in told for part in quoted), (node, run.text())
+            assert all(part in told for part in quoted), run.text()
     assert any(all(part in run.text(node) for part in quoted) for node in range(3))
     if what not in ("run", "token"):
         assert seconds < 20, run.text()
