@@ -22,7 +22,7 @@ from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
 from entrypoint.names import resolve
 from entrypoint.namespaces import Namespaces
-from entrypoint.plan import DEFAULT_VOLUME, Plan, make_plan
+from entrypoint.plan import DEFAULT_VOLUME, Draft, Plan
 from entrypoint.probe import probe
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, read_request
@@ -60,17 +60,20 @@ def cli(context: click.Context) -> None:
 @click.pass_obj
 def train(context: Context, words: tuple[str, ...]) -> None:
     """Plan, check and run a recipe or a script; the exit code is the training's."""
-    plan, facts = _plan(context, words, may_wait=True)
+    plan, draft = _plan(context, words, may_wait=True)
     if plan.process_rank is not None:
         if not plan.process_rank:  # of many processes, one tells
-            click.echo(report.to_text(plan, facts))
+            click.echo(report.to_text(plan, draft.facts))
         launch.become(plan, context.variables)
-    in_session = _on_terminal() and launch.is_numbered(plan)
+    plan = launch.numbered(plan, draft, say=_say)
+    in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
-    click.echo(report.to_text(plan, facts))
+    click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    sys.exit(_train_in_session(context, plan) if in_session else _train_here(context, plan, by_hand=sys.stdin.isatty()))
+    if in_session:
+        sys.exit(_train_in_session(context, plan, draft))
+    sys.exit(_train_here(context, plan, draft, by_hand=sys.stdin.isatty()))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -110,19 +113,24 @@ def up(context: Context) -> None:
     if not read_request(context.variables).script:
         click.echo(_WHAT_THIS_IS)
         return
-    plan, facts = _plan(context, (), may_wait=True)
-    click.echo(report.to_text(plan, facts))
+    plan, draft = _plan(context, (), may_wait=True)
+    plan = launch.numbered(plan, draft, say=_say)
+    click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    sys.exit(_train_here(context, plan, by_hand=False))
+    sys.exit(_train_here(context, plan, draft, by_hand=False))
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _train_here(context: Context, plan: Plan, *, by_hand: bool) -> int:
+def _train_here(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> int:
     """In the foreground: this process is the agent, and a thread shows the run, which may be stuck in a full pipe."""
-    start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
+    start = launch.open_run(plan, draft, say=_say)
     if start.finished:
         click.echo(start.finished)
         return 0
@@ -137,12 +145,12 @@ def _train_here(context: Context, plan: Plan, *, by_hand: bool) -> int:
     return code
 
 
-def _train_in_session(context: Context, plan: Plan) -> int:
+def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
     """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
     folder = launch.folder_of(plan)
 
     def agent(ready: Callable[[str | None], None]) -> int:
-        start = launch.open_run(plan, say=lambda line: click.echo(line, err=True))
+        start = launch.open_run(plan, draft, say=_say)
         ready(start.finished)
         return 0 if start.finished else launch.train(start, context.variables, by_hand=True)
 
@@ -222,8 +230,8 @@ def _volume(context: Context, request: Request) -> Path:
 def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     """Print what would be done, with the reasons; change nothing."""
     as_json = as_json or words[-1:] == ("--json",)
-    made, facts = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
-    click.echo(report.to_json(made) if as_json else report.to_text(made, facts))
+    made, draft = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
+    click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
 
 
 @cli.command()
@@ -236,7 +244,7 @@ def eject(context: Context, recipe: str, folder: Path) -> None:
         click.echo(f"wrote {path}")
 
 
-def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Facts]:
+def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
     if words[:1] == ("-m",):  # as Python takes it; TRAIN_SCRIPT holds both words in one
@@ -248,12 +256,11 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
     facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
-    made = make_plan(
-        environment, facts, request, recipe, variables=context.variables, base=context.base, in_image=_BUILD.exists()
-    )
+    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=_BUILD.exists())
+    made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
-    return made, facts
+    return made, draft
 
 
 def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -20,13 +20,14 @@ from entrypoint.launchers import Launcher
 from entrypoint.liveness import Liveness
 from entrypoint.restarts import Outcome
 from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
+from entrypoint.tally import KILLED, Report
 
 _HERE = Path(__file__).resolve().parent
 _POLL_SECONDS = 0.2
 _DUMP_SECONDS = 8.0  # a little more than the keepers take (worker.py)
+_FAULT_SECONDS = 2.0  # from another node's fault to SIGKILL
 _LINGER_SECONDS = 5.0  # torch's agent ends in less when its processes have
 _PR_SET_CHILD_SUBREAPER = 36
-KILLED = 128 + signal.SIGKILL
 
 
 class StopRequest:
@@ -58,6 +59,11 @@ class StopRequest:
                 self._ask(by_signal=False)
         return self.asked_at is not None
 
+    def hear(self, text: str) -> None:
+        """Another node was asked to stop: so is this one, since training is collective."""
+        self._say(f"asked to stop by {text}")
+        self._ask(by_signal=True)
+
     def _ask(self, *, by_signal: bool) -> None:
         self.by_signal |= by_signal
         if self.asked_at is None:
@@ -66,6 +72,28 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why it ended elsewhere."""
+
+    text: str
+    hang: bool = False
+
+
+class Others:
+    """What an attempt hears from the other nodes, and tells them. This one is for a node that has none."""
+
+    def must_end(self) -> End | None:
+        """Set: the attempt has ended elsewhere."""
+        return None
+
+    def failing(self, text: str) -> None:
+        """A process of this node has failed; its node is still collecting what is left."""
+
+    def hang(self, text: str) -> None:
+        """No step is made any more; the stacks of all nodes are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +106,17 @@ class Launch:
     beat: Callable[[], bool]
     say: Callable[[str], None]
     hang_seconds: float | None = None  # None: liveness's own
+    others: Others = field(default_factory=Others)
 
 
-def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: StopRequest) -> Outcome:
+def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: StopRequest) -> Report:
     """Start the launcher's child, watch it to its end, and say how that was; failure.json where it was a failure."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the training leaves behind comes to us
     logs = launch.folder.attempt(number)
     logs.mkdir(parents=True, exist_ok=True)
-    for told in logs.glob(f"n{launch.folder.node}r*.json"):  # several nodes use one number so far
-        told.unlink()
     if not launch.folder.node:
         launch.folder.step.unlink(missing_ok=True)
     name = f"launcher-n{launch.folder.node}"
-    (logs / f"{name}.json").unlink(missing_ok=True)
     command = _child_command(launch.launcher, logs, logs / f"{name}.json")
     with open(logs / f"{name}.log", "ab") as log:
         child = subprocess.Popen(
@@ -100,7 +126,9 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     ending = watch.to_the_end()
     end_descendants()
     watch.see_step()
-    return _outcome(launch, number, child.returncode, ending, stop, stepped=watch.liveness.stepped)
+    if watch.ended_for is not None:
+        return _ended_for_others(launch, number, watch.ended_for, stepped=watch.liveness.stepped)
+    return _report(launch, number, child.returncode, ending, stop, stepped=watch.liveness.stepped)
 
 
 def _child_command(launcher: Launcher, logs: Path, outcome: Path) -> list[str]:
@@ -119,9 +147,12 @@ class _Watch:
 
     def __init__(self, launch: Launch, logs: Path, child: "subprocess.Popen[bytes]", stop: StopRequest) -> None:
         self.liveness = Liveness(launch.hang_seconds)
+        self.ended_for: End | None = None
         self._launch, self._logs, self._child, self._stop = launch, logs, child, stop
         self._passed_to: set[int] = set()
         self._ended_at: float | None = None
+        self._looked_at = 0.0
+        self._told_failing = False
 
     def to_the_end(self) -> str | None:
         """Wait for the end; None: it came by itself, or in the time that a request gives."""
@@ -131,8 +162,19 @@ class _Watch:
                 self._child.wait()
                 return ending
             self.see_step()
+            self._tell_failing()
             time.sleep(_POLL_SECONDS)
         return None
+
+    def _tell_failing(self) -> None:
+        """The other nodes are to know of a failure before torch's agent here has ended the rest of this node."""
+        if self._told_failing or time.monotonic() - self._looked_at < 1.0:  # a look at a network volume is not free
+            return
+        self._looked_at = time.monotonic()
+        first = first_to_fail(read_ended(self._logs, self._launch.folder.node), fine=(0, STOPPED))
+        if first is not None:
+            self._told_failing = True
+            self._launch.others.failing(sentence(first))
 
     def see_step(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -142,11 +184,28 @@ class _Watch:
     def _must_end(self) -> str | None:
         if not self._launch.beat():
             return "killed: another launcher has taken this run's lock; this machine must have slept"
+        if (end := self._launch.others.must_end()) is not None:
+            return self._end_for_others(end)
         if self._stop.look():
             return self._pass_on_request()
+        if self._launch.folder.node:
+            return None  # node 0 judges for all: the step file of another node may be seen late
         if (seconds := self.liveness.stuck_for()) is not None and not self._saves():
-            return self._dump_stacks(seconds)
+            text = f"hang: no new step for {seconds:.0f} s; stacks of all ranks are in {self._logs}/*.stacks"
+            self._launch.others.hang(text)
+            return self._dump_stacks(text)
         return None
+
+    def _end_for_others(self, end: End) -> str:
+        """A little time in which processes that fail by themselves can say why; they cannot be asked to save."""
+        self.ended_for = end
+        if end.hang:
+            return self._dump_stacks(end.text)
+        self._launch.say(f"this attempt ends: {end.text}")
+        until = time.monotonic() + _FAULT_SECONDS
+        while self._child.poll() is None and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        return end.text
 
     def _pass_on_request(self) -> str | None:
         if self._stop.now:
@@ -182,8 +241,7 @@ class _Watch:
         self.liveness.alive()
         return True
 
-    def _dump_stacks(self, seconds: float) -> str:
-        text = f"hang: no new step for {seconds:.0f} s; stacks of all ranks are in {self._logs}/*.stacks"
+    def _dump_stacks(self, text: str) -> str:
         self._launch.say(text)
         for pid in self._keepers():
             with contextlib.suppress(ProcessLookupError):
@@ -209,29 +267,37 @@ def end_descendants() -> None:
             return
 
 
-def _outcome(
+def _report(
     launch: Launch, number: int, child_code: int, ending: str | None, stop: StopRequest, *, stepped: bool
-) -> Outcome:
+) -> Report:
     logs, node = launch.folder.attempt(number), launch.folder.node
     all_ended = read_ended(logs, node)
+    ours = stop.asked_at is not None
     if ending is not None:
         _write_failure(launch, number, KILLED, ending, all_ended)
-        return Outcome(KILLED, ending, stepped, by_itself=False, ours=stop.asked_at is not None)
+        return Report(Outcome(KILLED, ending, stepped, by_itself=False, ours=ours))
     first = first_to_fail(all_ended, fine=(0, STOPPED))
     if first is not None:
         note_json(launch.folder.of_node("failure.json"), describe(first, number))
-        return Outcome(
-            first.exit_code, sentence(first), stepped, by_itself=_by_itself(first), ours=stop.asked_at is not None
-        )
+        return Report(Outcome(first.exit_code, sentence(first), stepped, _by_itself(first), ours), (first,))
     stopped = any(ended.exit_code == STOPPED for ended in all_ended)
-    if stopped or (stop.asked_at is not None and child_code != 0 and _all_have_ended(logs, node)):
-        return Outcome(STOPPED, stepped=stepped, ours=True)
+    if stopped or (ours and child_code != 0 and _all_have_ended(logs, node)):
+        return Report(Outcome(STOPPED, stepped=stepped, ours=True))
     if all_ended and child_code == 0:
-        return Outcome(0, stepped=stepped)
+        return Report(Outcome(0, stepped=stepped))
     code = 128 - child_code if child_code < 0 else child_code or OWN_BUG
     text = f"the launcher itself ended with {code}"
     _write_failure(launch, number, code, text, all_ended)
-    return Outcome(code, text, stepped, by_itself=False)
+    return Report(Outcome(code, text, stepped, by_itself=False))
+
+
+def _ended_for_others(launch: Launch, number: int, end: End, *, stepped: bool) -> Report:
+    """Blames nobody here, unless a process of this node was the first of all to fail."""
+    first = None
+    if not end.hang:
+        first = first_to_fail(read_ended(launch.folder.attempt(number), launch.folder.node), fine=(0, STOPPED))
+    outcome = Outcome(KILLED, end.text, stepped, by_itself=False)
+    return Report(outcome, () if first is None else (first,), for_others=True)
 
 
 def _all_have_ended(logs: Path, node: int) -> bool:

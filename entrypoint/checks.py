@@ -33,11 +33,7 @@ def _process(cluster: Cluster, is_process: bool) -> Iterator[Finding]:
 
 def _ranks(cluster: Cluster, is_process: bool) -> Iterator[Finding]:
     if cluster.node_rank is None and cluster.nodes > 1 and not is_process:
-        yield Finding(
-            "stop",
-            f"{cluster.provider} gives the ranks of its {cluster.nodes} nodes by arrival, which this version cannot do",
-            "set TRAIN_NODES, and TRAIN_NODE_RANK on each node, counting from 0",
-        )
+        yield Finding("ok", f"the {cluster.nodes} nodes get their ranks by arrival; the primary is node 0")
 
 
 def _gpus(cluster: Cluster, facts: Facts, gpus: int) -> Iterator[Finding]:

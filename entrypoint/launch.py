@@ -1,23 +1,27 @@
-"""Plan → attempts → an honest exit code. What is decided here for one node is what node 0 will decide for all."""
+"""Plan → attempts → an honest exit code: alone, or as one of several nodes for which node 0 decides."""
 
+import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from entrypoint import report, scripts
+from entrypoint import joint, meeting, report, scripts
 from entrypoint.attempt import Launch, StopRequest, run_attempt
 from entrypoint.environment import stale_variables
-from entrypoint.errors import STOPPED, MachineError, SettingError, StuckError
-from entrypoint.plan import Plan
-from entrypoint.restarts import Decision, Outcome, decide, in_a_row, refusal
-from entrypoint.run_folder import RunFolder, note_json, read_json, write_text
-from entrypoint.run_lock import RunLock, take
+from entrypoint.errors import STOPPED, MachineError, Problem, SettingError
+from entrypoint.history import History
+from entrypoint.plan import Draft, Plan, Settled
+from entrypoint.reception import can_listen
+from entrypoint.restarts import Decision
+from entrypoint.run_folder import RunFolder, note_json, read_json, write_json, write_text
+from entrypoint.run_lock import RunLock, hold, living_holder, take
 
 HANG_SECONDS: float | None = None  # tests shorten it
+_SECRETS = ("TRAIN_TOKEN",)  # ours alone: the training has no use for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +29,9 @@ class Start:
     """A run that may be trained now: its folder is there, and nobody else trains it."""
 
     plan: Plan
+    draft: Draft
     folder: RunFolder
-    lock: RunLock | None  # None: this node does not know its number yet
+    lock: RunLock | None  # None: of a node other than 0, on a volume without locks
     finished: str | None = None  # set: there is nothing to do, and why
 
     @property
@@ -41,9 +46,19 @@ def folder_of(plan: Plan) -> RunFolder:
     return RunFolder(plan.directories.run, plan.cluster.node_rank or 0)
 
 
-def is_numbered(plan: Plan) -> bool:
-    """Whether this node knows which one it is; else the roll call will tell."""
-    return plan.cluster.nodes == 1 or plan.cluster.node_rank is not None
+def numbered(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Plan:
+    """The plan with a rank: of nodes that are told none, the one with the primary's address gives the others theirs."""
+    if plan.cluster.nodes == 1 or plan.cluster.node_rank is not None or plan.roll_call is None:
+        return plan
+    check_plan(plan)
+    if joint.is_primary(plan, draft.facts):
+        return draft.plan(Settled(node_rank=0))
+    seat = joint.seat_of(plan, draft.facts, folder_of(plan), _token(draft))
+    return draft.plan(Settled(node_rank=asyncio.run(meeting.number(seat, say))))
+
+
+def _token(draft: Draft) -> str | None:
+    return draft.request.token
 
 
 def check_plan(plan: Plan) -> None:
@@ -56,20 +71,44 @@ def check_plan(plan: Plan) -> None:
         scripts.refuse_missing(plan.recipe)
 
 
-def open_run(plan: Plan, say: Callable[[str], None]) -> Start:
-    """Take the run's lock and make its folder; a Problem where it may not be trained, or not now."""
+def open_run(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Start:
+    """Take the run's lock and make its folder; a Problem where it may not be trained, or not now.
+
+    Node 0 holds the lock for all; whether another node may take part is decided at the roll call.
+    """
     folder = folder_of(plan)
-    lock = take(folder.lock, say=say) if is_numbered(plan) else None
-    start = Start(plan, folder, lock)
-    if plan.cluster.nodes == 1 and (ended := read_json(folder.of_node("exit.json"))) and ended["exit_code"] == 0:
-        if plan.again:
+    lock = hold(folder.lock) if folder.node else _take(plan, draft, folder, say)
+    start = Start(plan, draft, folder, lock)
+    if (ended := read_json(folder.path / "exit.json")) and ended["exit_code"] == 0:
+        if plan.again and not folder.node:
             _put_aside(folder.path)
-        elif ended.get("command") == start.wanted:
+        elif not plan.again and ended.get("command") == start.wanted:
             why = f"{folder.path.name} has finished, see {folder.path}; TRAIN_AGAIN=1 trains it again"
-            return Start(plan, folder, lock, finished=why)
+            return Start(plan, draft, folder, lock, finished=why)
     _make_folders(plan, folder)
     folder.of_node("exit.json").unlink(missing_ok=True)
     return start
+
+
+def _take(plan: Plan, draft: Draft, folder: RunFolder, say: Callable[[str], None]) -> RunLock:
+    """Of two nodes that say they are node 0, the second tells the first by a file: they may not reach each other."""
+    try:
+        lock = take(folder.lock, say=say, endpoint=_free_endpoint(plan, draft, folder))
+    except SettingError:
+        if plan.cluster.nodes > 1 and (holder := living_holder(folder.lock)):
+            write_json(folder.rival, {"host": socket.gethostname()})
+            raise joint.two_primaries(f"pid {holder.pid} of {holder.host}") from None
+        raise
+    folder.rival.unlink(missing_ok=True)
+    return lock
+
+
+def _free_endpoint(plan: Plan, draft: Draft, folder: RunFolder) -> str:
+    """Where this node 0 will hold the roll call; empty where something listens there, or there will be none."""
+    if plan.roll_call is None:
+        return ""
+    seat = joint.seat_of(plan, draft.facts, folder, None)
+    return seat.endpoint if can_listen(seat.address, seat.port) else ""
 
 
 def _make_folders(plan: Plan, folder: RunFolder) -> None:
@@ -91,10 +130,10 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
 
     `by_hand`: a person started it, who has seen the earlier failures: their count begins anew.
     """
-    agent = _Agent(start, variables)
+    agent = _agent(start, variables)
     try:
         decision = agent.attempts(by_hand=by_hand)
-    except StuckError as problem:
+    except Problem as problem:
         decision = Decision(None, problem.exit_code, f"error: {problem}")
     document = {
         "exit_code": decision.exit_code,
@@ -108,6 +147,37 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
     if start.lock:
         start.lock.release()
     return decision.exit_code
+
+
+def _agent(start: Start, variables: Mapping[str, str]) -> "joint.JointAgent | _Agent":
+    plan, folder = start.plan, start.folder
+    assert plan.launcher is not None  # one process of many has none, and becomes the script
+    say = _Log(folder).say
+    stop = StopRequest(folder.stop, plan.grace_seconds, say)
+    beat = start.lock.beat if start.lock else lambda: True
+    launch = Launch(folder, plan.launcher, plan.grace_seconds, beat, say, HANG_SECONDS)
+
+    def environment(plan: Plan, attempt: int) -> dict[str, str]:
+        return child_environment(plan, variables, folder, attempt=attempt)
+
+    if plan.roll_call is None:
+        return _Agent(plan, launch, stop, environment)
+    seat = joint.seat_of(plan, start.draft.facts, folder, _token(start.draft))
+    return joint.JointAgent(start.draft, launch, stop, environment, seat)
+
+
+class _Log:
+    """Lines for whoever watches: the screen follows this file as it follows the processes' own."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.agent_log
+
+    def say(self, text: str) -> None:
+        try:
+            with open(self._path, "a") as stream:
+                stream.write(f"{text}\n")
+        except OSError:  # a full volume, or one that is away: the training may still go on
+            print(text, file=sys.stderr)
 
 
 def become(plan: Plan, variables: Mapping[str, str]) -> None:
@@ -127,6 +197,7 @@ def child_environment(plan: Plan, variables: Mapping[str, str], folder: RunFolde
     One process of many keeps all of it: torch's agent, for one, told it where its store is.
     """
     stale = set(stale_variables(variables)) if plan.process_rank is None else set()
+    stale |= set(_SECRETS)
     environment = {"PYTHONFAULTHANDLER": "1"}  # a crash in native code, and a hang, tell where
     environment |= {name: value for name, value in variables.items() if name not in stale}
     environment |= {setting.name: setting.value for setting in plan.settings}
@@ -142,85 +213,32 @@ def child_environment(plan: Plan, variables: Mapping[str, str], folder: RunFolde
 
 
 class _Agent:
-    """The attempts of one start, and what the volume remembers of all."""
+    """The attempts of a node that is alone."""
 
-    def __init__(self, start: Start, variables: Mapping[str, str]) -> None:
-        assert start.plan.launcher is not None  # one process of many has none, and becomes the script
-        self._plan, self._folder, self._variables = start.plan, start.folder, variables
-        self._alone = start.plan.cluster.nodes == 1
-        self._history: list[dict[str, Any]] = read_json(start.folder.path / "attempts.json") or []
-        self.number = 0
-        self._stop = StopRequest(start.folder.stop, start.plan.grace_seconds, self.say)
-        self._launch = Launch(
-            start.folder,
-            start.plan.launcher,
-            start.plan.grace_seconds,
-            start.lock.beat if start.lock else lambda: True,
-            self.say,
-            HANG_SECONDS,
-        )
+    def __init__(
+        self, plan: Plan, launch: Launch, stop: StopRequest, environment: Callable[[Plan, int], dict[str, str]]
+    ) -> None:
+        self._plan, self._launch, self._stop, self._environment = plan, launch, stop, environment
+        self._history = History(launch.folder, plan.restarts)
+
+    @property
+    def number(self) -> int:
+        return self._history.number
 
     def attempts(self, *, by_hand: bool) -> Decision:
-        if self._alone and not by_hand:
-            self._refuse_more()
+        if not by_hand:
+            self._history.refuse_more()
         while True:
-            self._begin(anew=by_hand)
+            number = self._history.begin(anew=by_hand)
             by_hand = False
-            environment = child_environment(self._plan, self._variables, self._folder, attempt=self.number)
-            outcome = run_attempt(self._launch, self.number, environment, self._stop)
-            decision = self._end(outcome)
+            outcome = run_attempt(self._launch, number, self._environment(self._plan, number), self._stop).outcome
+            decision = self._history.end(outcome)
             if decision.delay is None:
                 return decision
-            self.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({self._counted()})")
+            counted = self._history.counted()
+            self._launch.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({counted})")
             if not self._wait(decision.delay):
                 return Decision(None, STOPPED, "stopped between two attempts; start it again to go on")
-
-    def say(self, text: str) -> None:
-        """A line for whoever watches: the screen follows this file as it follows the processes' own."""
-        try:
-            with open(self._folder.agent_log, "a") as stream:
-                stream.write(f"{text}\n")
-        except OSError:  # a full volume: the training may still go on
-            print(text, file=sys.stderr)
-
-    def _begin(self, *, anew: bool) -> None:
-        if not self._alone:
-            return  # the number is the same on all nodes, and nobody has agreed on another yet
-        taken = [record["attempt"] for record in self._history] + self._folder.attempts()
-        self.number = max(taken, default=-1) + 1
-        record = {"attempt": self.number, "began_at": time.time(), "exit_code": None, "anew": anew}
-        self._history.append(record | {"checkpoint": self._folder.newest_checkpoint()})
-        self._remember()
-
-    def _end(self, outcome: Outcome) -> Decision:
-        if not self._alone:
-            return Decision(None, outcome.exit_code, outcome.text)
-        self._history[-1] |= {"ended_at": time.time(), "exit_code": outcome.exit_code}
-        self._remember()
-        decision = decide(outcome, self._failures(), self._plan.restarts)
-        if decision.delay is None and decision.exit_code == StuckError.exit_code != outcome.exit_code:
-            raise self._stuck(outcome.exit_code)
-        return decision
-
-    def _refuse_more(self) -> None:
-        last = self._history[-1]["exit_code"] if self._history else None
-        if refusal(self._failures(), self._plan.restarts, last):
-            raise self._stuck(last)
-
-    def _stuck(self, last_code: int | None) -> StuckError:
-        return StuckError(
-            refusal(self._failures(), self._plan.restarts, last_code) or "no progress",
-            fix=f"correct what {self._folder.path}/failure.json tells, then remove attempts.json beside it",
-        )
-
-    def _failures(self) -> int:
-        return in_a_row(self._history, self._folder.newest_checkpoint())
-
-    def _counted(self) -> str:
-        return f"{self._failures()} of {self._plan.restarts} attempts without a new checkpoint"
-
-    def _remember(self) -> None:
-        note_json(self._folder.path / "attempts.json", self._history[-1000:])
 
     def _wait(self, seconds: float) -> bool:
         """False: a request to stop came meanwhile."""

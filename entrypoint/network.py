@@ -5,12 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.cluster import Cluster
-from entrypoint.errors import MachineError, SettingError
+from entrypoint.errors import MachineError, NodesError, SettingError
 from entrypoint.facts import Facts, Interface
+from entrypoint.interfaces import Candidate, Candidates, candidates, leads, listed, plain, unusable
+from entrypoint.measured import Measurements
 from entrypoint.reasons import Finding, Setting
 from entrypoint.values import is_loopback
 
-_NEVER = ("loopback", "bridge", "tunnel")  # the same address on every host, or a detour over the internet
+_MOST_RAILS = 16  # MAX_IFS of NCCL, src/transport/net_socket.cc
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +38,52 @@ def choose_network(
     hint: str | None,
     insisted: bool = False,
     must_be_known: bool = True,
+    measured: Measurements | None = None,
 ) -> Network:
     """The network of this node.
 
     `own` are the NCCL_* and GLOO_* variables that came from outside; `hint` is an interface named by the platform,
-    or, if `insisted`, by TRAIN_INTERFACE. MachineError where a node of several has no interface for the others, if it
-    must be known: not for a process that somebody else started.
+    or, if `insisted`, by TRAIN_INTERFACE. `measured` is what the roll call found, and then decides.
+
+    MachineError where a node of several has no interface for the others, if it must be known: not for a process that
+    somebody else started. NodesError where none was measured to reach all of them.
     """
     backend, why = ("nccl", f"{gpus} visible GPUs") if gpus else ("gloo", "no visible GPU")
     if _is_here(cluster) and not insisted:
         return _one_machine(backend, why, facts, own)
+    found = candidates(facts, cluster, None if insisted else hint)
     try:
-        chosen, reason = _choose(cluster, facts, hint, insisted)
+        if insisted and hint is not None:
+            choice = _insisted(hint, cluster, facts, measured)
+        elif measured is not None:
+            choice = _fastest(found, measured)
+        else:
+            choice = _leading(found, cluster, facts)
     except MachineError as error:
         if must_be_known:
             raise
-        return Network(backend, why, (), "as the libraries choose: " + error.problem, None, (), (), ())
-    names = tuple(interface.name for interface in chosen)
-    settings, findings = _settings(names, reason, chosen, facts, own)
-    return Network(backend, why, names, reason, _first_address(chosen[0]), _rejected(facts, names), settings, findings)
+        return Network(backend, why, (), "as the libraries choose: " + error.problem, None, found.rejected, (), ())
+    settings, findings = _settings(choice, facts, own)
+    rejected = _rejected(found, choice, measured)
+    return Network(backend, why, choice.names, choice.reason, choice.address, rejected, settings, findings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The interfaces that carry data, and those of them for gloo, which pairs them up by their place in the list."""
+
+    interfaces: tuple[Interface, ...]
+    address: str | None
+    reason: str
+    pairs_up: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(interface.name for interface in self.interfaces)
+
+    @property
+    def for_gloo(self) -> tuple[str, ...]:
+        return self.names if self.pairs_up else self.names[:1]
 
 
 def _is_here(cluster: Cluster) -> bool:
@@ -72,90 +101,106 @@ def _one_machine(backend: str, why: str, facts: Facts, own: Mapping[str, str]) -
     return Network(backend, why, loopback, reason, "127.0.0.1", (), settings, ())
 
 
-def _choose(cluster: Cluster, facts: Facts, hint: str | None, insisted: bool) -> tuple[tuple[Interface, ...], str]:
+def _insisted(hint: str, cluster: Cluster, facts: Facts, measured: Measurements | None) -> _Choice:
     by_name = {interface.name: interface for interface in facts.interfaces}
-    if insisted and hint is not None:
-        names = [name.strip() for name in hint.split(",") if name.strip()]
-        if missing := [name for name in names if name not in by_name]:
+    names = [name.strip() for name in hint.split(",") if name.strip()]
+    if missing := [name for name in names if name not in by_name]:
+        raise SettingError(
+            f"TRAIN_INTERFACE={hint!r}: {', '.join(missing)} is not here (there are {listed(facts.interfaces)})",
+            fix="name interfaces of this node, or unset it",
+        )
+    for name in names:
+        _refuse_unable(by_name[name], cluster, facts)
+        one = measured.of(name) if measured else None
+        if one is not None and not one.carries:
             raise SettingError(
-                f"TRAIN_INTERFACE={hint!r}: {', '.join(missing)} is not here (there are {_listed(facts.interfaces)})",
-                fix="name interfaces of this node, or unset it",
+                f"TRAIN_INTERFACE={hint!r}: {name} {one.text}", fix="name an interface that reaches all, or unset it"
             )
-        return tuple(_able(by_name[name], cluster) for name in names), "named by TRAIN_INTERFACE"
-    for address, reason in _leads(cluster, facts):
-        for interface in facts.interfaces:
-            if address in _plain(interface) and unusable(interface) is None:
-                return (interface,), reason
-    if hint in by_name and unusable(by_name[hint]) is None:
-        return (by_name[hint],), "named by the platform"
-    candidates = tuple(interface for interface in facts.interfaces if unusable(interface) is None)
+    chosen = tuple(by_name[name] for name in names)
+    return _Choice(chosen, _first_address(chosen[0]), "named by TRAIN_INTERFACE")
+
+
+def _refuse_unable(interface: Interface, cluster: Cluster, facts: Facts) -> None:
+    """A person's insisting can make a tunnel work or a bridge, but not loopback among machines, nor no address."""
+    leads_nowhere = interface.kind == "loopback" and not _is_here(cluster)
+    if leads_nowhere or not (plain(interface) or interface.kind == "loopback"):
+        raise SettingError(
+            f"TRAIN_INTERFACE: {interface.name} cannot reach other nodes ({unusable(interface, facts)})",
+            fix="name an interface with an address on the cluster network, or unset it",
+        )
+
+
+def _fastest(found: Candidates, measured: Measurements) -> _Choice:
+    """What was measured fastest toward all peers: rails that every node has, else this node's fastest alone.
+
+    NCCL spreads its channels evenly, so that the slowest of n rails sets the pace of all: n times its speed is what
+    the n fastest carry, and the best n is taken.
+    """
+    able = {one.name: one for one in found.usable if (m := measured.of(one.name)) is not None and m.carries}
+    if not able:
+        raise NodesError(_nothing_reaches(measured), fix="open the cluster network between all nodes, on all TCP ports")
+    by_network = {one.network: one for one in able.values()}
+    rails = [rail for rail in measured.rails if rail.network in by_network][:_MOST_RAILS]
+    if rails:
+        count = max(range(1, len(rails) + 1), key=lambda n: (n * (rails[n - 1].mbit_per_second or 0), -n))
+        chosen = [by_network[rail.network] for rail in rails[:count]]
+        told = f"{count} rails that all nodes have" if count > 1 else "fastest of what reaches all nodes"
+    else:
+        order = list(able)
+        chosen = [max(able.values(), key=lambda one: (_speed(measured, one.name), -order.index(one.name)))]
+        told = "fastest of what reaches all nodes"
+    slowest = min(_speed(measured, one.name) for one in chosen)
+    reason = f"{told}, measured{f': {slowest} Mbit/s' if slowest else ''}{' each' if len(chosen) > 1 else ''}"
+    return _Choice(tuple(one.interface for one in chosen), chosen[0].address, reason)
+
+
+def _nothing_reaches(measured: Measurements) -> str:
+    tried = "; ".join(f"{one.interface} {one.text}" for one in measured.interfaces) or "no interface could be tried"
+    return f"no interface of this node reaches all others: {tried}"
+
+
+def _speed(measured: Measurements, name: str) -> int:
+    one = measured.of(name)
+    return (one.mbit_per_second if one else None) or 0
+
+
+def _leading(found: Candidates, cluster: Cluster, facts: Facts) -> _Choice:
+    """Without a measurement: the interface that is known to lead to the primary, or the only one that can."""
     detour = _detour(cluster, facts)
-    if len(candidates) == 1 and detour is None:
-        return candidates, "the only interface that can reach other nodes"
+    first: Candidate | None = found.usable[0] if found.usable else None
+    if first is not None and first.leads:
+        return _Choice((first.interface,), first.address, first.reason)
+    if first is not None and len(found.usable) == 1 and detour is None:
+        return _Choice((first.interface,), first.address, "the only interface that can reach other nodes")
     raise MachineError(
         f"{cluster.nodes} nodes, but no interface here is known to lead to {cluster.primary_address}"
-        f"{detour or ''} (there are {_listed(facts.interfaces)})",
+        f"{detour or ''} (there are {listed(facts.interfaces)})",
         fix="name it with TRAIN_INTERFACE, or correct the primary's address (TRAIN_PRIMARY)",
     )
 
 
-def _able(interface: Interface, cluster: Cluster) -> Interface:
-    """The interface, where a person's insisting can make it work: not loopback among machines, not without address."""
-    leads_nowhere = interface.kind == "loopback" and not _is_here(cluster)
-    if leads_nowhere or not (_plain(interface) or interface.kind == "loopback"):
-        raise SettingError(
-            f"TRAIN_INTERFACE: {interface.name} cannot reach other nodes ({unusable(interface)})",
-            fix="name an interface with an address on the cluster network, or unset it",
-        )
-    return interface
-
-
 def _detour(cluster: Cluster, facts: Facts) -> str | None:
     """What is wrong with the interface that the route to the primary takes; None: no route is known."""
-    for address, _ in _leads(cluster, facts):
+    for address, _ in leads(facts, cluster):
         for interface in facts.interfaces:
             if any(each.startswith(f"{address}/") for each in interface.addresses):
-                why = unusable(interface) or "by a link-local address"
+                why = unusable(interface, facts) or "by a link-local address"
                 return f": the route takes {interface.name} ({why})"
     return None
 
 
-def _leads(cluster: Cluster, facts: Facts) -> list[tuple[str, str]]:
-    """Own addresses that tell the interface, the surest first, with the reason."""
-    leads = []
-    if cluster.node_address:
-        leads.append((cluster.node_address, f"owns this node's address {cluster.node_address}"))
-    if cluster.primary_address:
-        leads.append((cluster.primary_address, f"owns the primary's address {cluster.primary_address}"))
-    for target, source in facts.routes:
-        if target == cluster.primary_address:
-            leads.append((source, f"the route to the primary {target} leaves from {source}"))
-    return leads
+def _rejected(found: Candidates, choice: _Choice, measured: Measurements | None) -> tuple[tuple[str, str], ...]:
+    rejected = dict(found.rejected)
+    for one in found.usable:
+        said = measured.of(one.name) if measured else None
+        rejected[one.name] = said.text if said else "not the way to the primary"
+    return tuple((name, why) for name, why in rejected.items() if name not in choice.names)
 
 
-def unusable(interface: Interface) -> str | None:
-    """Why an interface cannot carry traffic between nodes; None: it can."""
-    if interface.kind in _NEVER:
-        return f"{interface.kind}: not a way to other nodes"
-    if not interface.up:
-        return "down"
-    if interface.master is not None:
-        return f"part of {interface.master}"
-    if not _plain(interface):
-        return "no address but a link-local one"
-    return None
-
-
-def _rejected(facts: Facts, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    others = [interface for interface in facts.interfaces if interface.name not in names]
-    return tuple((i.name, unusable(i) or "not the way to the primary") for i in others)
-
-
-def _settings(
-    names: tuple[str, ...], reason: str, chosen: Sequence[Interface], facts: Facts, own: Mapping[str, str]
-) -> tuple[tuple[Setting, ...], tuple[Finding, ...]]:
+def _settings(choice: _Choice, facts: Facts, own: Mapping[str, str]) -> tuple[tuple[Setting, ...], tuple[Finding, ...]]:
     # NCCL matches by prefix, so "ens1" would also take ens10; "=" asks for whole names (NVIDIA/nccl-tests#9).
-    wanted = {"NCCL_SOCKET_IFNAME": "=" + ",".join(names), "GLOO_SOCKET_IFNAME": ",".join(names)}
+    wanted = {"NCCL_SOCKET_IFNAME": "=" + ",".join(choice.names), "GLOO_SOCKET_IFNAME": ",".join(choice.for_gloo)}
+    names, reason = choice.names, choice.reason
     settings: list[Setting] = []
     findings: list[Finding] = []
     for name, value in wanted.items():
@@ -167,7 +212,7 @@ def _settings(
             findings.append(Finding("warn", f"{name}={given} {wrong}; replaced by {value}", f"unset {name}"))
         else:
             findings += _differs(name, given, value, names, facts)
-    if {ipaddress.ip_address(address).version for address in _plain(chosen[0])} == {6}:
+    if {ipaddress.ip_address(address).version for address in plain(choice.interfaces[0])} == {6}:
         settings.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", f"{names[0]} has no IPv4 address"))
     if facts.rdma and not any(port.usable for port in facts.rdma) and not own.get("NCCL_IB_DISABLE"):
         # Listed but not to be opened, NCCL would fail or crawl instead of taking sockets (NVIDIA/nccl#451).
@@ -179,7 +224,7 @@ def _cannot_work(name: str, given: str, facts: Facts) -> str | None:
     """Why a value that came from outside would break a run over several nodes; None: it may stand."""
     here = matched(given, _names(facts), exact=name.startswith("GLOO"))
     if not here:
-        return f"matches no interface here (there are {_listed(facts.interfaces)})"
+        return f"matches no interface here (there are {listed(facts.interfaces)})"
     if loopback := [i.name for i in facts.interfaces if i.name in here and i.kind == "loopback"]:
         return f"lets {loopback[0]} be taken, which leads to no other node"
     missing = _missing(given, facts)
@@ -229,15 +274,5 @@ def matched(value: str, names: Sequence[str], *, exact: bool = False) -> list[st
     return [name for name in names if wanted and selects(name) != exclude]
 
 
-def _plain(interface: Interface) -> list[str]:
-    """Addresses without their prefix length, link-local and loopback ones left out."""
-    plain = [address.split("/")[0].split("%")[0] for address in interface.addresses]
-    return [a for a in plain if not (ipaddress.ip_address(a).is_link_local or ipaddress.ip_address(a).is_loopback)]
-
-
 def _first_address(interface: Interface) -> str | None:
-    return next(iter(sorted(_plain(interface), key=lambda a: ipaddress.ip_address(a).version)), None)
-
-
-def _listed(interfaces: Sequence[Interface]) -> str:
-    return ", ".join(f"{i.name} {i.addresses[0] if i.addresses else 'without address'}" for i in interfaces) or "none"
+    return next(iter(sorted(plain(interface), key=lambda a: ipaddress.ip_address(a).version)), None)

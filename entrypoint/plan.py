@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from entrypoint.checks import check
@@ -12,12 +12,31 @@ from entrypoint.environment import Environment
 from entrypoint.errors import MachineError
 from entrypoint.facts import Facts
 from entrypoint.launchers import Launcher, choose_launcher, process_command
+from entrypoint.measured import Measurements
 from entrypoint.network import Network, choose_network
 from entrypoint.reasons import Finding, Setting
 from entrypoint.recipes import Recipe
 from entrypoint.request import Request
 
 DEFAULT_VOLUME = Path("/workspace")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the roll call adds to a plan; None: not settled yet."""
+
+    node_rank: int | None = None  # given by arrival
+    master_port: int | None = None  # torch's, for this attempt
+    measured: Measurements | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RollCall:
+    """Where and how the nodes meet before each attempt."""
+
+    port: int
+    secret: str
+    wait_seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +66,34 @@ class Plan:
     grace_seconds: int
     restarts: int
     again: bool
+    roll_call: RollCall | None  # None: there is nobody to meet, or somebody else started the processes
     process_rank: int | None  # set: this is one process of many that somebody else started, and nothing is launched
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """All that a plan is made of, to make it again when the roll call has told more."""
+
+    environment: Environment
+    facts: Facts
+    request: Request
+    recipe: Recipe | None
+    variables: Mapping[str, str] = field(repr=False)
+    base: Path
+    in_image: bool = False
+
+    def plan(self, settled: Settled = Settled()) -> Plan:
+        """See `make_plan`."""
+        return make_plan(
+            self.environment,
+            self.facts,
+            self.request,
+            self.recipe,
+            variables=self.variables,
+            base=self.base,
+            in_image=self.in_image,
+            settled=settled,
+        )
 
 
 def make_plan(
@@ -59,14 +105,17 @@ def make_plan(
     variables: Mapping[str, str],
     base: Path,
     in_image: bool = False,
+    settled: Settled = Settled(),
 ) -> Plan:
     """The plan; SettingError or MachineError where there can be none.
 
     `variables` are looked at for settings of libraries that came from outside and win (NCCL_*, GLOO_*,
-    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES); `base` is the folder that relative paths count from.
+    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES); `base` is the folder that relative paths count from. `settled` is what the
+    roll call told, in a plan that is made again for an attempt.
     """
     gpus = len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ()))
-    cluster = make_cluster(environment, gpus, facts.listening_ports)
+    told = make_cluster(environment, gpus, facts.listening_ports)
+    cluster = _settle(told, settled)
     network = choose_network(
         cluster,
         facts,
@@ -75,6 +124,7 @@ def make_plan(
         hint=environment.interface_hint,
         insisted=cluster.sources.get("interface_hint") == "TRAIN_INTERFACE",
         must_be_known=environment.rank is None,
+        measured=settled.measured,
     )
     is_process = environment.rank is not None
     directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
@@ -103,8 +153,25 @@ def make_plan(
         grace_seconds=request.grace_seconds,
         restarts=request.restarts,
         again=request.again,
+        roll_call=None if is_process or recipe is None else _roll_call(told, request),
         process_rank=environment.rank,
     )
+
+
+def _settle(cluster: Cluster, settled: Settled) -> Cluster:
+    rank = settled.node_rank if cluster.node_rank is None else cluster.node_rank
+    return replace(cluster, node_rank=rank, primary_port=settled.master_port or cluster.primary_port)
+
+
+def _roll_call(cluster: Cluster, request: Request) -> RollCall | None:
+    if cluster.nodes == 1:
+        return None
+    # beside torch's port, which changes where it is taken while this one must be known to all
+    port = cluster.primary_port + 1 if cluster.primary_port < 2**16 - 1 else cluster.primary_port - 1
+    secret = (
+        "TRAIN_TOKEN" if request.token else "a file on the shared volume, or the run's name where there can be none"
+    )
+    return RollCall(port, secret, request.wait_seconds)
 
 
 def _directories(

@@ -25,6 +25,7 @@ def to_json(plan: Plan) -> str:
         "settings": [asdict(setting) for setting in plan.settings],
         "recipe": None if plan.recipe is None else asdict(plan.recipe),
         "command": list(plan.command),
+        "roll_call": None if plan.roll_call is None else asdict(plan.roll_call),
         "directories": asdict(plan.directories),
         "session": plan.session,
         "findings": [asdict(finding) for finding in plan.findings],
@@ -38,6 +39,7 @@ def to_text(plan: Plan, facts: Facts) -> str:
         "environment": _environment(plan),
         "facts": _facts(facts),
         "network": _network(plan),
+        "roll call": _roll_call(plan),
         "settings": _columns([(f"{s.name}={s.value}", s.reason) for s in plan.settings]),
         "findings": _findings(plan),
         "directories": _directories(plan),
@@ -105,6 +107,14 @@ def _network(plan: Plan) -> list[str]:
     rows = [(f"{network.backend}", network.backend_reason), (names, network.reason)]
     rejected = [(f"not {name}", why) for name, why in network.rejected]
     return _columns(rows + rejected)
+
+
+def _roll_call(plan: Plan) -> list[str]:
+    if plan.roll_call is None:
+        return ["none"]
+    address = plan.cluster.primary_address or plan.network.address or "node 0"
+    met = endpoint(address, plan.roll_call.port)
+    return [f"at {met} before each attempt, for {plan.roll_call.wait_seconds} s; proof: {plan.roll_call.secret}"]
 
 
 def _findings(plan: Plan) -> list[str]:

@@ -128,7 +128,6 @@ VARIABLES = (
         "secret of the roll call",
         "32 random bytes in a 0600 file on the shared volume",
         "token",
-        works=False,
     ),
     Variable(
         "TRAIN_MOUNT",

@@ -31,6 +31,11 @@ class RunFolder:
         return self.path.with_name(f".{self.path.name}-n{self.node}.lock" if self.node else f".{self.path.name}.lock")
 
     @property
+    def rival(self) -> Path:
+        """Left by a second node that says it is node 0."""
+        return self.path.with_name(f".{self.path.name}.rival")
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

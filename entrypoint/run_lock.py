@@ -36,6 +36,7 @@ class Holder:
     started: float
     token: str
     beat: int = 0
+    endpoint: str = ""  # where it holds the roll call of several nodes
 
     @property
     def is_here(self) -> bool:
@@ -79,8 +80,14 @@ class RunLock:
             os.close(self._descriptor)
 
 
-def take(path: Path, *, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> RunLock:
-    """The lock; SettingError that names the other where a launcher holds it."""
+def take(
+    path: Path, *, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep, endpoint: str = ""
+) -> RunLock:
+    """The lock; SettingError that names the other where a launcher holds it.
+
+    `endpoint`: an address and port that this process could listen on just now. A holder that listened there is gone
+    (two machines cannot have one address), so a node 0 that comes back need not wait for its own earlier heartbeat.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -91,9 +98,10 @@ def take(path: Path, *, say: Callable[[str], None], sleep: Callable[[float], Non
     try:
         flocked = _flock(descriptor)
         found = _read(descriptor)
-        if flocked is False or (found is not None and _lives(found, descriptor, flocked, say, sleep)):
+        is_gone = flocked is True and found is not None and endpoint != "" and found.endpoint == endpoint
+        if flocked is False or (found is not None and not is_gone and _lives(found, descriptor, flocked, say, sleep)):
             _refuse(path, found)
-        mine = _myself()
+        mine = _myself(endpoint)
         _write(descriptor, mine)
         if flocked is None:  # two may have come this far at once
             sleep(1.0)
@@ -103,6 +111,24 @@ def take(path: Path, *, say: Callable[[str], None], sleep: Callable[[float], Non
     except BaseException:
         os.close(descriptor)
         raise
+    return RunLock(descriptor, mine)
+
+
+def hold(path: Path) -> RunLock | None:
+    """Mark that a node of several works here, for who looks at the run; whether it may is decided at the roll call.
+
+    None: another process has it, or this volume has no locks.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:
+        return None
+    if not _flock(descriptor):
+        os.close(descriptor)
+        return None
+    mine = _myself()
+    _write(descriptor, mine)
     return RunLock(descriptor, mine)
 
 
@@ -169,7 +195,7 @@ def _refuse(path: Path, found: Holder | None) -> None:
     )
 
 
-def _myself() -> Holder:
+def _myself(endpoint: str = "") -> Holder:
     return Holder(
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -177,6 +203,7 @@ def _myself() -> Holder:
         pids=_pid_namespace(),
         started=psutil.Process().create_time(),
         token=uuid4().hex,
+        endpoint=endpoint,
     )
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from entrypoint.attempt import KILLED
 from entrypoint.errors import STOPPED
 from entrypoint.run_folder import RunFolder, read_json
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail, Screen
+from entrypoint.tally import KILLED
 
 _POLL_SECONDS = 0.2
 _QUESTION = "stop the run? [y/N] (Ctrl-C again: kill it at once, without saving) "

@@ -7,19 +7,21 @@ import pytest
 from entrypoint import launch
 from entrypoint.capture import replay_facts
 from entrypoint.environment import read_environment
-from entrypoint.plan import Plan, make_plan
+from entrypoint.plan import Draft, Plan
 from entrypoint.recipes import choose_recipe
 from entrypoint.request import read_request
 from entrypoint.restarts import Outcome
+from entrypoint.tally import Report
 
 LAPTOP = Path(__file__).resolve().parents[1] / "machines" / "laptop"
 
 
-def planned(volume: Path) -> Plan:
+def planned(volume: Path) -> tuple[Plan, Draft]:
     given = {"TRAIN_VOLUME": str(volume)}
     recipe = choose_recipe("ddp", base=volume)
     facts = replay_facts(LAPTOP)
-    return make_plan(read_environment(given), facts, read_request(given), recipe, variables=given, base=volume)
+    draft = Draft(read_environment(given), facts, read_request(given), recipe, given, volume)
+    return draft.plan(), draft
 
 
 def test_the_end_of_an_earlier_start_is_not_taken_for_this_ones(tmp_path):
@@ -27,15 +29,15 @@ def test_the_end_of_an_earlier_start_is_not_taken_for_this_ones(tmp_path):
     run.mkdir(parents=True)
     (run / "exit.json").write_text('{"exit_code": 1}')
     (run / "stop").touch()
-    start = launch.open_run(planned(tmp_path), say=pytest.fail)
+    start = launch.open_run(*planned(tmp_path), say=pytest.fail)
     assert start.lock is not None
     start.lock.release()
     assert sorted(path.name for path in run.iterdir()) == ["checkpoints", "logs", "plan.json"]
 
 
 def test_a_full_volume_does_not_hide_the_trainings_own_code(tmp_path, monkeypatch, capsys):
-    start = launch.open_run(planned(tmp_path), say=pytest.fail)
-    monkeypatch.setattr(launch, "run_attempt", lambda *_: Outcome(42, "first to fail", stepped=False, by_itself=True))
+    start = launch.open_run(*planned(tmp_path), say=pytest.fail)
+    monkeypatch.setattr(launch, "run_attempt", lambda *_: Report(Outcome(42, "first to fail")))
     (start.folder.path / "exit.json").mkdir()  # any reason for which it cannot be written
     assert launch.train(start, {}) == 42
     assert "exit.json could not be written" in capsys.readouterr().err

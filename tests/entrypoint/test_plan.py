@@ -56,10 +56,16 @@ def test_the_same_input_gives_the_same_plan():
     assert planned("runpod-cluster", RUNPOD) == planned("runpod-cluster", RUNPOD)
 
 
+def test_ranks_by_arrival_are_said_and_not_guessed():
+    plan = planned("laptop", {"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "192.168.1.40:23456"})
+    assert plan.cluster.node_rank is None
+    assert "the 4 nodes get their ranks by arrival; the primary is node 0" in [found.text for found in plan.findings]
+
+
 def test_the_json_form_has_the_promised_keys():
     document = json.loads(to_json(planned("runpod-cluster", RUNPOD)))
     assert list(document) == [
-        *("cluster", "network", "settings", "recipe", "command", "directories", "session", "findings"),
+        *("cluster", "network", "settings", "recipe", "command", "roll_call", "directories", "session", "findings"),
     ]
     assert list(document["cluster"]) == [
         *("provider", "nodes", "node_rank", "processes_per_node", "world_size", "primary_address", "primary_port"),
@@ -152,7 +158,6 @@ def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, s
         ("container-two-cores", {}, "warn", "/workspace is not a mount"),
         ("rdma-without-device", {"TRAIN_VOLUME": "/v"}, "warn", "RDMA ports are visible but cannot be opened"),
         ("laptop", {"TRAIN_MOUNT": "nfs://x"}, "warn", "TRAIN_MOUNT is set, and has no effect"),
-        ("laptop", {"PET_NNODES": "2:4", "PET_RDZV_ENDPOINT": "192.168.1.40:23456"}, "stop", "4 nodes by arrival"),
     ],
 )
 def test_what_is_wrong_is_found_with_a_fix(machine, variables, level, text):

@@ -1,0 +1,243 @@
+"""The attempts of one node among several: what node 0 decides is done here, and told back."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from entrypoint import member, report, statement
+from entrypoint.attempt import End, Launch, Others, StopRequest, run_attempt
+from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
+from entrypoint.facts import Facts
+from entrypoint.history import History
+from entrypoint.measured import Measurements
+from entrypoint.meeting import Meeting
+from entrypoint.plan import Draft, Plan, Settled
+from entrypoint.restarts import Decision
+from entrypoint.run_folder import RunFolder, note_json, read_json, write_text
+from entrypoint.seat import Seat
+from entrypoint.tally import Tally
+from entrypoint.values import is_loopback
+
+_WORD_SECONDS = 5.0  # from a request to stop to the word of node 0, where no attempt runs
+
+
+class RunBook:
+    """Node 0's: attempts and failures, on the volume."""
+
+    def __init__(self, folder: RunFolder, allowed: int, *, by_hand: bool) -> None:
+        self._folder, self._allowed, self._anew = folder, allowed, by_hand
+        self._history = History(folder, allowed)
+
+    def begin(self) -> int:
+        self._refuse_rival()
+        if not self._anew:
+            self._history.refuse_more()
+        number = self._history.begin(anew=self._anew)
+        self._anew = False
+        self._folder.step.unlink(missing_ok=True)
+        return number
+
+    def end(self, result: Tally) -> Decision:
+        if result.failure is not None:
+            note_json(self._folder.path / "failure.json", result.failure)
+        decision = self._history.end(result.outcome)
+        if decision.delay is None:
+            return decision
+        return replace(decision, text=f"starting again in {decision.delay:.0f} s ({self._history.counted()})")
+
+    def _refuse_rival(self) -> None:
+        if (rival := read_json(self._folder.rival)) is not None:
+            self._folder.rival.unlink(missing_ok=True)
+            raise two_primaries(str(rival.get("host")))
+
+
+def two_primaries(other: str) -> NodesError:
+    return NodesError(
+        f"two nodes say that they are node 0: this one and {other}",
+        fix="give every node its own TRAIN_NODE_RANK, counting from 0",
+    )
+
+
+def seat_of(plan: Plan, facts: Facts, folder: RunFolder, token: str | None) -> Seat:
+    """Where this node meets the others. Node 0 listens on its own address of the cluster's network, and only there."""
+    cluster, meeting = plan.cluster, plan.roll_call
+    assert meeting is not None
+    own = own_address(plan, facts) if cluster.node_rank == 0 else None
+    address = own or cluster.primary_address
+    assert address is not None  # only node 0 may be without the primary's address
+    return Seat(
+        run=folder.path,
+        nodes=cluster.nodes,
+        rank=cluster.node_rank,
+        host=facts.hostname,
+        address=address,
+        port=meeting.port,
+        wait_seconds=meeting.wait_seconds,
+        token=token,
+        peers=cluster.peers,
+        bind=own,
+    )
+
+
+def own_address(plan: Plan, facts: Facts) -> str | None:
+    """The primary's address as this machine has it: its name may be another's view, or loopback's, of it."""
+    primary = plan.cluster.primary_address
+    own = {address.partition("/")[0] for interface in facts.interfaces for address in interface.addresses}
+    if primary is not None and (primary in own or is_loopback(primary)):
+        return primary
+    for target, source in facts.routes:
+        if target == primary and source in own and not is_loopback(source):
+            return source
+    return plan.network.address
+
+
+def is_primary(plan: Plan, facts: Facts) -> bool:
+    """Of nodes that are told no rank, the one that has the primary's address."""
+    primary = plan.cluster.primary_address
+    own = {address.partition("/")[0] for interface in facts.interfaces for address in interface.addresses}
+    return primary in own or any(
+        target == primary and source == asked and source in own
+        for target, source in facts.routes
+        for asked in (target, plan.network.address)
+        if not is_loopback(source)
+    )
+
+
+@dataclass(slots=True)
+class _Hearing(Others):
+    """Events that come while an attempt runs."""
+
+    meeting: Meeting
+    stop: StopRequest
+    told_stop: bool = False
+    over: member.Over | None = None
+
+    def must_end(self) -> End | None:
+        self.pass_on_stop()
+        while (event := self.meeting.next(0)) is not None:
+            if isinstance(event, member.Stop):
+                self.hear_stop(event)
+            elif isinstance(event, member.End):
+                return End(event.text, event.hang)
+            elif isinstance(event, member.Over):
+                self.over = event
+                return End(event.text or "node 0 says that the run is over")
+        return None
+
+    def failing(self, text: str) -> None:
+        self.meeting.tell("failing", text=text)
+
+    def hang(self, text: str) -> None:
+        self.meeting.tell("hang", text=text)
+
+    def hear_stop(self, event: member.Stop) -> None:
+        if self.stop.asked_at is None:
+            self.told_stop = True  # node 0 knows it
+            self.stop.hear(event.text)
+
+    def pass_on_stop(self) -> None:
+        if self.stop.look() and not self.told_stop:
+            self.told_stop = True
+            self.meeting.tell("stop", text="a signal" if self.stop.by_signal else "the stop file")
+
+
+class JointAgent:
+    """This node's agent. `environment`: what a plan and an attempt's number give the processes."""
+
+    def __init__(
+        self,
+        draft: Draft,
+        launch: Launch,
+        stop: StopRequest,
+        environment: Callable[[Plan, int], Mapping[str, str]],
+        seat: Seat,
+    ) -> None:
+        self._draft, self._launch, self._stop = draft, launch, stop
+        self._environment, self._seat = environment, seat
+        self._folder = launch.folder
+        self.number = 0
+
+    def attempts(self, *, by_hand: bool) -> Decision:
+        """Until node 0 says that it is over; a Problem where the nodes do not come together."""
+        plan = self._plan(Settled())
+        meeting = Meeting(
+            self._seat,
+            lambda: statement.state(plan, self._draft.facts, host=self._seat.host),
+            statement.doors(plan, self._draft.facts, self._draft.environment.interface_hint),
+            self._launch.say,
+            book=None if self._folder.node else RunBook(self._folder, plan.restarts, by_hand=by_hand),
+            ended_elsewhere=self._ended_elsewhere,
+        )
+        hearing = _Hearing(meeting, self._stop)
+        try:
+            return self._follow(meeting, hearing)
+        finally:
+            meeting.close()
+
+    def _follow(self, meeting: Meeting, hearing: _Hearing) -> Decision:
+        while True:
+            event = hearing.over or meeting.next(0.2)
+            self._launch.beat()
+            hearing.pass_on_stop()
+            if isinstance(event, member.Over):
+                return self._end(event)
+            if isinstance(event, member.Stop):
+                hearing.hear_stop(event)
+            elif isinstance(event, member.Start):
+                self._attempt(event, meeting, hearing)
+            elif self._asked_for(_WORD_SECONDS):
+                return Decision(None, STOPPED, "stopped while waiting for the other nodes; start it again to go on")
+
+    def _asked_for(self, seconds: float) -> bool:
+        asked = self._stop.asked_at
+        return asked is not None and time.monotonic() - asked >= seconds
+
+    def _attempt(self, start: member.Start, meeting: Meeting, hearing: _Hearing) -> None:
+        self.number = start.attempt
+        measurements = Measurements(start.measured, start.rails)
+        try:
+            plan = self._plan(Settled(master_port=start.port, measured=measurements))
+            assert plan.launcher is not None
+            self._write_plan(plan)
+        except Problem as problem:
+            meeting.tell("problem", exit_code=problem.exit_code, problem=problem.problem, fix=problem.fix)
+            return
+        self._say_network(plan, start)
+        launch = replace(self._launch, launcher=plan.launcher, others=hearing)
+        ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
+        meeting.tell("ended", attempt=start.attempt, **ended.to_message())
+        meeting.ready()
+
+    def _plan(self, settled: Settled) -> Plan:
+        rank = self._seat.rank if self._draft.environment.node_rank is None else None
+        return self._draft.plan(replace(settled, node_rank=rank))
+
+    def _write_plan(self, plan: Plan) -> None:
+        """With what was measured. The folders too: node 0 may have put those of an earlier run aside."""
+        try:
+            self._folder.logs.mkdir(parents=True, exist_ok=True)
+            self._folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            write_text(self._folder.of_node("plan.json"), report.to_json(plan) + "\n")
+        except OSError as error:
+            raise MachineError(
+                f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
+            ) from None
+
+    def _say_network(self, plan: Plan, start: member.Start) -> None:
+        for one in start.measured:
+            self._launch.say(f"measured {one.interface}: {one.text}")
+        self._launch.say(
+            f"all {self._seat.nodes} nodes are here: attempt {start.attempt} over "
+            f"{','.join(plan.network.interfaces) or 'the interface that was given'}"
+        )
+
+    def _end(self, over: member.Over) -> Decision:
+        if over.failure is not None:
+            note_json(self._folder.of_node("failure.json"), over.failure)
+        return Decision(None, over.exit_code, over.text)
+
+    def _ended_elsewhere(self) -> member.Over | None:
+        """How node 0 ended, from the volume, where it left while this node could not hear it."""
+        told: dict[str, Any] | None = read_json(self._folder.path / "exit.json")
+        return member.Over(int(told["exit_code"]), told.get("text")) if told and self._folder.node else None
