@@ -72,7 +72,7 @@ def speed_of_recipe(recipe: str, processes: int, options: list[str]) -> float:
 
 def speed_of_bare(name: str, processes: int, options: list[str]) -> float:
     output = run([str(ROOT / "bench" / "bare.py"), name, *options], processes)
-    return next(json.loads(line)["tokens_per_second"] for line in output.splitlines() if line.startswith("{"))
+    return next(json.loads(line)["tokens_per_second"] for line in output.splitlines() if '"contender"' in line)
 
 
 def run(command: list[str], processes: int, **variables: str) -> str:

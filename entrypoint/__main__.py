@@ -3,20 +3,22 @@
 import contextlib
 import json
 import os
+import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
-from entrypoint import launch, report, scripts, session, status, viewer
+from entrypoint import agent, launch, report, scripts, session, status, version, viewer
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import OWN_BUG, NodesError, Problem
+from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
 from entrypoint.facts import Facts
 from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
@@ -25,12 +27,12 @@ from entrypoint.namespaces import Namespaces
 from entrypoint.plan import DEFAULT_VOLUME, Draft, Plan
 from entrypoint.probe import probe
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
-from entrypoint.request import Request, read_request
+from entrypoint.request import Request, edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
+from entrypoint.stay import reason_to_stay
 
-_BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
   train ddp                 a small model on this machine, now; `train ddp --help` lists options
@@ -48,7 +50,29 @@ class Context:
     base: Path
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Our commands; any other word is run as it is, so that `docker run IMAGE bash` gives bash."""
+
+    def resolve_command(
+        self, context: click.Context, words: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(context, words[0]) is None and not words[0].startswith("-"):
+            self._become(words)
+        return super().resolve_command(context, words)
+
+    def _become(self, words: list[str]) -> NoReturn:
+        try:
+            os.execvp(words[0], words)
+        except OSError as error:
+            near = min(self.commands, key=lambda name: edits(name, words[0]))
+            meant = f"did you mean {near!r}? " if edits(near, words[0]) <= 2 else ""
+            raise SettingError(
+                f"{words[0]!r} is no command of ours and cannot be run: {error.strerror}",
+                fix=f"{meant}ours: {', '.join(sorted(self.commands))}; a script wants its interpreter before it",
+            ) from None
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Take a training script from a laptop to a cluster without editing it."""
@@ -71,9 +95,7 @@ def train(context: Context, words: tuple[str, ...]) -> None:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    if in_session:
-        sys.exit(_train_in_session(context, plan, draft))
-    sys.exit(_train_here(context, plan, draft, by_hand=sys.stdin.isatty()))
+    sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -112,53 +134,94 @@ def up(context: Context) -> None:
     """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
     if not read_request(context.variables).script:
         click.echo(_WHAT_THIS_IS)
+        if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
+            _stay(why)
         return
     plan, draft = _plan(context, (), may_wait=True)
     plan = launch.numbered(plan, draft, say=_say)
+    plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
     click.echo(report.to_text(plan, draft.facts))
     launch.check_plan(plan)
-    sys.exit(_train_here(context, plan, draft, by_hand=False))
+    sys.exit(_train_beside(context, plan, draft))
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def _stay(why: str) -> None:
+    """Until a signal: the machine is the person's, who comes in by other doors."""
+    stops = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    click.echo(f"{why}: this container stays, without training, until it is stopped")
+    sys.exit(128 + signal.sigwait(stops))
 
 
 def _on_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _train_here(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> int:
-    """In the foreground: this process is the agent, and a thread shows the run, which may be stuck in a full pipe."""
+def _is_main_process() -> bool:
+    """Process 1 or its child: whatever runs here (a container, a unit) ends when this process does.
+
+    A process that `docker exec` starts has parent 0.
+    """
+    return os.getpid() == 1 or os.getppid() == 1
+
+
+def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
+    """In the foreground: this process is the agent, and a thread shows the run."""
     start = launch.open_run(plan, draft, say=_say)
     if start.finished:
         click.echo(start.finished)
         return 0
-    over = threading.Event()
-    shown = (LogTail(start.folder.logs, node=start.folder.node), start.folder, sys.stdout, over.is_set)
-    screen = threading.Thread(target=viewer.show, args=shown, daemon=True)
-    screen.start()
-    code = launch.train(start, context.variables, by_hand=by_hand)
-    over.set()
-    screen.join(timeout=30)
+    with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
+        code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
     viewer.tell_end(start.folder, sys.stderr)
+    return code
+
+
+def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
+    """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
+    folder = launch.folder_of(plan)
+    tail = LogTail(folder.logs, node=folder.node)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=False), None, kept=True)
+    if child.finished:
+        click.echo(child.finished)
+        return child.wait()
+    session.offer(folder, context.variables)
+    with viewer.showing(folder, tail):
+        code = child.wait()
+    viewer.tell_end(folder, sys.stderr)
     return code
 
 
 def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
     """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
-    folder = launch.folder_of(plan)
+    folder, kept = launch.folder_of(plan), _is_main_process()
+    child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
+    if child.finished:
+        click.echo(child.finished)
+        return 0
+    if not kept:
+        return _attach(context, folder)
+    session.attach(folder, context.variables)
+    if living_holder(folder.lock):
+        click.echo(f"{folder.path.name} goes on, and this container with it; `attach` in it shows the run again")
+        viewer.Follower(folder).follow()
+    code = child.wait()
+    _tell_last_lines(folder)
+    viewer.tell_end(folder, sys.stderr)
+    return code
 
-    def agent(ready: Callable[[str | None], None]) -> int:
+
+def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
+    def body(ready: Callable[[str | None], None]) -> int:
         start = launch.open_run(plan, draft, say=_say)
         ready(start.finished)
-        return 0 if start.finished else launch.train(start, context.variables, by_hand=True)
+        return 0 if start.finished else launch.train(start, context.variables, by_hand=by_hand)
 
-    finished = session.start_agent(agent, folder.agent_log)
-    if finished:
-        click.echo(finished)
-        return 0
-    return _attach(context, folder)
+    return body
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _attach(context: Context, folder: RunFolder) -> int:
@@ -167,11 +230,16 @@ def _attach(context: Context, folder: RunFolder) -> int:
     if living_holder(folder.lock):
         click.echo(f"{folder.path.name} goes on; `attach {folder.path.name}` shows it again")
         return 0
-    for name, line in status.newest_logs(folder, 15):  # a session takes its screen with it when it ends
+    _tell_last_lines(folder)
+    return viewer.tell_end(folder, sys.stderr)
+
+
+def _tell_last_lines(folder: RunFolder) -> None:
+    """A tmux session takes its screen with it when it ends."""
+    for name, line in status.newest_logs(folder, 15):
         if name == f"n{folder.node}r0":
             click.echo(viewer.prefixed(name, line))
     click.echo(f"the run is in {folder.path}")
-    return viewer.tell_end(folder, sys.stderr)
 
 
 @cli.command()
@@ -244,6 +312,14 @@ def eject(context: Context, recipe: str, folder: Path) -> None:
         click.echo(f"wrote {path}")
 
 
+@cli.command("version")
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+def version_command(as_json: bool) -> None:
+    """Say what this is: versions, commit, and in the image all that it was built from."""
+    found = version.read_version()
+    click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
+
+
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
@@ -255,26 +331,31 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         given = tuple(arguments) if words else split_arguments(request.arguments)
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
-    facts = _look(context.base / (request.volume or DEFAULT_VOLUME), environment, wait_seconds)
-    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=_BUILD.exists())
+    look = partial(
+        probe,
+        context.base / (request.volume or DEFAULT_VOLUME),
+        nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
+    )
+    facts = _look(look, environment, wait_seconds)
+    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=version.BUILD.exists())
     made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, draft
 
 
-def _look(volume: Path, environment: Environment, wait_seconds: float) -> Facts:
+def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:
     """The facts, with the route to the primary under the name that the environment gave it."""
     name = environment.primary_address
     if name is None or environment.nodes == 1:
-        return probe(volume)
+        return look()
     try:
-        address = resolve(name, wait_seconds=wait_seconds, say=lambda line: click.echo(line, err=True))
+        address = resolve(name, wait_seconds=wait_seconds, say=_say)
     except NodesError:
         if wait_seconds:
             raise
-        return probe(volume)  # a plan is shown all the same; its network then rests on what else is known
-    facts = probe(volume, targets=(address,))
+        return look()  # a plan is shown all the same; its network then rests on what else is known
+    facts = look(targets=(address,))
     return replace(facts, routes=tuple((name, source) for _, source in facts.routes))
 
 

@@ -162,6 +162,7 @@ class _Watch:
                 self._child.wait()
                 return ending
             self.see_step()
+            collect_orphans(self._child.pid)
             self._tell_failing()
             time.sleep(_POLL_SECONDS)
         return None
@@ -254,6 +255,13 @@ class _Watch:
     def _keepers(self) -> set[int]:
         told = (read_json(path) for path in self._logs.glob(f"n{self._launch.folder.node}r*.started.json"))
         return {one["pid"] for one in told if one}
+
+
+def collect_orphans(ours: int) -> None:
+    """The training's orphans come to us; as zombies they would fill the pid limit in days. `ours` waits for poll."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != ours:
+            os.waitpid(ended.si_pid, 0)
 
 
 def end_descendants() -> None:

@@ -35,6 +35,7 @@ def replay(folder: Path) -> Machine:
         files=Files(folder),
         hostname=lambda: str(said["hostname"]),
         resolve=lambda _name: None if addresses is None else tuple(addresses),
+        home=lambda: said.get("home"),
         cores=lambda: int(said["cores"]),
         soft_limit=said.get("soft_limits", {}).get,
         links=lambda: tuple(_restore(Link, link) for link in said.get("links", [])),
@@ -55,6 +56,7 @@ def capture(folder: Path, volume: Path, targets: Sequence[str] = (), machine: Ma
         "volume": str(volume),
         "hostname": machine.hostname(),
         "hostname_addresses": machine.resolve(machine.hostname()),
+        "home": machine.home(),
         "cores": machine.cores(),
         "soft_limits": {name: machine.soft_limit(name) for name in ("memlock", "stack", "nofile")},
         "links": machine.links(),
@@ -109,7 +111,7 @@ class _CopyingFiles(Files):
         return names
 
     def exists(self, path: str) -> bool:
-        if there := Files.exists(self, path):
+        if (there := Files.exists(self, path)) and not (self.copy / path.lstrip("/")).exists():
             self._keep(path, "")
         return there
 

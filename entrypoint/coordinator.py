@@ -32,6 +32,9 @@ _LEAVE_SECONDS = 5.0
 class Book(Protocol):
     """What node 0 keeps on the volume. Called in a thread; any of them may raise a Problem."""
 
+    def look(self) -> None:
+        """Raises where the volume tells that this node must not go on; called every second of a roll call."""
+
     def begin(self) -> int: ...
 
     def end(self, result: Tally) -> Decision: ...
@@ -112,7 +115,7 @@ class Coordinator:
 
     async def _gather(self) -> None:
         """Return when all nodes are here and agree; NodesError where they do not, or some have not come in time."""
-        began = said = time.monotonic()
+        began = said = looked = time.monotonic()
         self._changed_at = began
         while True:
             await self._heed(_TICK_SECONDS)
@@ -120,6 +123,9 @@ class Coordinator:
             ready = self._ready()
             self._refuse_disagreement(ready, complete=len(ready) == self._seat.nodes)
             self._refuse_claims(now)
+            if now - looked >= 1.0:
+                looked = now
+                await asyncio.to_thread(self._book.look)
             if len(ready) == self._seat.nodes:
                 if now >= self._not_before:
                     return

@@ -28,6 +28,7 @@ class Interface:
     mbit_per_second: int | None  # None: not said (virtio, veth, bridges, tunnels, loopback)
     kind: str  # "loopback", "physical", "bond", "bridge", "veth", "vlan", "tunnel", "infiniband", "virtual", "unknown"
     master: str | None = None  # the bond or bridge that it belongs to
+    vendor: str | None = None  # PCI vendor of the device below it: "0x1d0f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,15 @@ class RdmaPort:
     link_layer: str | None  # "InfiniBand" or "Ethernet"
     interface: str | None  # its network interface, where sysfs names one
     usable: bool  # its uverbs device can be opened read-write here
+
+
+@dataclass(frozen=True, slots=True)
+class FileSetting:
+    """A line of a file that NCCL reads; what the environment says goes before it."""
+
+    name: str
+    value: str
+    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,8 @@ class Facts:
     driver_cuda: str | None  # newest CUDA that the driver speaks: "13.0"
     interfaces: tuple[Interface, ...]  # in the kernel's order
     rdma: tuple[RdmaPort, ...]
+    nccl_conf: tuple[FileSetting, ...]  # in NCCL's order: of several with one name the first counts
+    boot_id: str | None
     routes: tuple[tuple[str, str], ...]  # (address asked for, own source address toward it)
     shm_bytes: int | None  # the smaller of /dev/shm and the cgroup's memory limit, which its pages count against
     memlock_bytes: int | None  # soft limit; None: unlimited

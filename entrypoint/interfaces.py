@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from entrypoint.cluster import Cluster
 from entrypoint.facts import Facts, Interface
-from entrypoint.values import is_ip
+from entrypoint.values import is_ip, is_loopback
 
 _NEVER = {"loopback": "leads to no other node", "tunnel": "a tunnel: a detour that encrypts every byte"}
 _REAL = ("physical", "bond", "vlan", "infiniband")  # a wire below them; a veth or a vxlan may be a container's only way
@@ -88,7 +88,9 @@ def leads(facts: Facts, cluster: Cluster) -> list[tuple[str, str]]:
     if cluster.primary_address:
         found.append((cluster.primary_address, f"owns the primary's address {cluster.primary_address}"))
     for target, source in facts.routes:
-        if target == cluster.primary_address:
+        # Debian gives a machine's own name to 127.0.1.1: on the primary that says nothing.
+        own_name = cluster.node_rank == 0 and is_loopback(source)
+        if target == cluster.primary_address and not own_name:
             found.append((source, f"the route to the primary {target} leaves from {source}"))
     return found
 

@@ -30,7 +30,7 @@ class RunBook:
         self._history = History(folder, allowed)
 
     def begin(self) -> int:
-        self._refuse_rival()
+        self.look()
         if not self._anew:
             self._history.refuse_more()
         number = self._history.begin(anew=self._anew)
@@ -46,7 +46,8 @@ class RunBook:
             return decision
         return replace(decision, text=f"starting again in {decision.delay:.0f} s ({self._history.counted()})")
 
-    def _refuse_rival(self) -> None:
+    def look(self) -> None:
+        """A second node 0 left its name."""
         if (rival := read_json(self._folder.rival)) is not None:
             self._folder.rival.unlink(missing_ok=True)
             raise two_primaries(str(rival.get("host")))

@@ -32,7 +32,7 @@ def choose_launcher(name: str, recipe: Recipe, cluster: Cluster, address: str, *
     if name == "accelerate":
         return _accelerate(recipe, cluster, address, program, gpus=gpus)
     if name == "deepspeed":
-        return _deepspeed(recipe, cluster, address, program, gpus=gpus)
+        return _deepspeed(recipe, cluster, address, program)
     return Launcher(_torchrun(cluster, address), (*recipe.target, *recipe.arguments), program)
 
 
@@ -81,7 +81,7 @@ def _accelerate(recipe: Recipe, cluster: Cluster, address: str, program: tuple[s
     return Launcher(words, target, program)
 
 
-def _deepspeed(recipe: Recipe, cluster: Cluster, address: str, program: tuple[str, ...], *, gpus: int) -> Launcher:
+def _deepspeed(recipe: Recipe, cluster: Cluster, address: str, program: tuple[str, ...]) -> Launcher:
     if cluster.nodes > 1:
         raise SettingError(
             f"TRAIN_LAUNCHER=deepspeed with {cluster.nodes} nodes: it would want ssh between them",
@@ -95,9 +95,8 @@ def _deepspeed(recipe: Recipe, cluster: Cluster, address: str, program: tuple[st
         f"--master_port={cluster.primary_port}",
         "--no_local_rank",
     )
-    accelerator = () if gpus else (Setting("DS_ACCELERATOR", "cpu", "no visible GPU"),)
     script = ("--module", recipe.module) if recipe.module else (str(recipe.script),)
-    return Launcher(words, (*script, *recipe.arguments), program, accelerator)
+    return Launcher(words, (*script, *recipe.arguments), program)
 
 
 def _refuse_interpreter(launcher: str, recipe: Recipe) -> None:

@@ -52,4 +52,6 @@ def _lookup(host: str) -> str:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except UnicodeError as error:  # a label that is empty or too long never gets as far as the DNS
         raise OSError(f"not a host name: {error}") from None
-    return str(found[0][4][0])
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    # IPv4 as NCCL prefers it, whatever order the name server chose for this node; 127.0.1.1 leads nowhere.
+    return str(min(addresses, key=lambda address: (address.is_loopback, address.version)))

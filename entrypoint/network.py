@@ -1,18 +1,22 @@
 """Which interface carries the training, as NCCL and gloo each want it spelt. Pure: Facts in, names and reasons out."""
 
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from entrypoint.cluster import Cluster
 from entrypoint.errors import MachineError, NodesError, SettingError
 from entrypoint.facts import Facts, Interface
-from entrypoint.interfaces import Candidate, Candidates, candidates, leads, listed, plain, unusable
+from entrypoint.inherited import Given, Wanted, check_diagnostics, check_interfaces, names_of, parts, read_given
+from entrypoint.interfaces import Candidate, Candidates, candidates, family, leads, listed, plain, unusable
 from entrypoint.measured import Measurements
+from entrypoint.rdma import NO_RDMA, Rdma, choose_rdma, rdma_settings
 from entrypoint.reasons import Finding, Setting
 from entrypoint.values import is_loopback
 
 _MOST_RAILS = 16  # MAX_IFS of NCCL, src/transport/net_socket.cc
+_MANY_SOCKETS_MBIT = 100_000
+_TUNED_BY_NCCL = ("0x1d0f", "0x1ae0")  # PCI vendors Amazon and Google
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,7 @@ class Network:
     rejected: tuple[tuple[str, str], ...]
     settings: tuple[Setting, ...]
     findings: tuple[Finding, ...]
+    rdma: Rdma = NO_RDMA
 
 
 def choose_network(
@@ -49,41 +54,39 @@ def choose_network(
     somebody else started. NodesError where none was measured to reach all of them.
     """
     backend, why = ("nccl", f"{gpus} visible GPUs") if gpus else ("gloo", "no visible GPU")
+    given = read_given(own, facts)
     if _is_here(cluster) and not insisted:
-        return _one_machine(backend, why, facts, own)
+        return _one_machine(backend, why, facts, given)
+    rdma = choose_rdma(facts, given.values) if gpus else NO_RDMA
     found = candidates(facts, cluster, None if insisted else hint)
     try:
         if insisted and hint is not None:
             choice = _insisted(hint, cluster, facts, measured)
         elif measured is not None:
-            choice = _fastest(found, measured)
+            choice = _fastest(found, measured, most=1 if rdma.hcas else _MOST_RAILS)
         else:
             choice = _leading(found, cluster, facts)
     except MachineError as error:
         if must_be_known:
             raise
         return Network(backend, why, (), "as the libraries choose: " + error.problem, None, found.rejected, (), ())
-    settings, findings = _settings(choice, facts, own)
+    settings, findings = _settings(choice, rdma, cluster, facts, given, measured)
     rejected = _rejected(found, choice, measured)
-    return Network(backend, why, choice.names, choice.reason, choice.address, rejected, settings, findings)
+    return Network(backend, why, choice.names, choice.reason, choice.address, rejected, settings, findings, rdma)
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The interfaces that carry data, and those of them for gloo, which pairs them up by their place in the list."""
+    """The interfaces that carry data. Several: rails in the order that all nodes use, or what a person insists on."""
 
     interfaces: tuple[Interface, ...]
     address: str | None
     reason: str
-    pairs_up: bool = True
+    insisted: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(interface.name for interface in self.interfaces)
-
-    @property
-    def for_gloo(self) -> tuple[str, ...]:
-        return self.names if self.pairs_up else self.names[:1]
 
 
 def _is_here(cluster: Cluster) -> bool:
@@ -91,14 +94,15 @@ def _is_here(cluster: Cluster) -> bool:
     return cluster.nodes == 1 or (cluster.primary_address is not None and is_loopback(cluster.primary_address))
 
 
-def _one_machine(backend: str, why: str, facts: Facts, own: Mapping[str, str]) -> Network:
-    given = own.get("GLOO_SOCKET_IFNAME", "").strip()
-    if given and set(_parts(given)) <= set(_names(facts)):
-        return Network(backend, why, tuple(_parts(given)), "GLOO_SOCKET_IFNAME as given", None, (), (), ())
+def _one_machine(backend: str, why: str, facts: Facts, given: Given) -> Network:
+    findings = tuple(check_diagnostics(given))
+    names = tuple(parts(given.values.get("GLOO_SOCKET_IFNAME", "")))
+    if names and set(names) <= set(names_of(facts)):
+        return Network(backend, why, names, "GLOO_SOCKET_IFNAME as given", None, (), (), findings)
     loopback = tuple(interface.name for interface in facts.interfaces if interface.kind == "loopback")[:1]
     reason = "one machine: gloo needs no name that resolves, NCCL needs no interface"
     settings = tuple(Setting("GLOO_SOCKET_IFNAME", name, reason) for name in loopback)
-    return Network(backend, why, loopback, reason, "127.0.0.1", (), settings, ())
+    return Network(backend, why, loopback, reason, "127.0.0.1", (), settings, findings)
 
 
 def _insisted(hint: str, cluster: Cluster, facts: Facts, measured: Measurements | None) -> _Choice:
@@ -117,20 +121,20 @@ def _insisted(hint: str, cluster: Cluster, facts: Facts, measured: Measurements 
                 f"TRAIN_INTERFACE={hint!r}: {name} {one.text}", fix="name an interface that reaches all, or unset it"
             )
     chosen = tuple(by_name[name] for name in names)
-    return _Choice(chosen, _first_address(chosen[0]), "named by TRAIN_INTERFACE")
+    return _Choice(chosen, _first_address(chosen[0]), "named by TRAIN_INTERFACE", insisted=True)
 
 
 def _refuse_unable(interface: Interface, cluster: Cluster, facts: Facts) -> None:
-    """A person's insisting can make a tunnel work or a bridge, but not loopback among machines, nor no address."""
+    """A person's insisting can make a tunnel work or a bridge, but not loopback among machines, nor a dead link."""
     leads_nowhere = interface.kind == "loopback" and not _is_here(cluster)
-    if leads_nowhere or not (plain(interface) or interface.kind == "loopback"):
+    if leads_nowhere or not interface.up or not (plain(interface) or interface.kind == "loopback"):
         raise SettingError(
             f"TRAIN_INTERFACE: {interface.name} cannot reach other nodes ({unusable(interface, facts)})",
             fix="name an interface with an address on the cluster network, or unset it",
         )
 
 
-def _fastest(found: Candidates, measured: Measurements) -> _Choice:
+def _fastest(found: Candidates, measured: Measurements, *, most: int) -> _Choice:
     """What was measured fastest toward all peers: rails that every node has, else this node's fastest alone.
 
     NCCL spreads its channels evenly, so that the slowest of n rails sets the pace of all: n times its speed is what
@@ -140,7 +144,7 @@ def _fastest(found: Candidates, measured: Measurements) -> _Choice:
     if not able:
         raise NodesError(_nothing_reaches(measured), fix="open the cluster network between all nodes, on all TCP ports")
     by_network = {one.network: one for one in able.values()}
-    rails = [rail for rail in measured.rails if rail.network in by_network][:_MOST_RAILS]
+    rails = [rail for rail in measured.rails if rail.network in by_network][:most]
     if rails:
         count = max(range(1, len(rails) + 1), key=lambda n: (n * (rails[n - 1].mbit_per_second or 0), -n))
         chosen = [by_network[rail.network] for rail in rails[:count]]
@@ -173,7 +177,7 @@ def _leading(found: Candidates, cluster: Cluster, facts: Facts) -> _Choice:
     if first is not None and len(found.usable) == 1 and detour is None:
         return _Choice((first.interface,), first.address, "the only interface that can reach other nodes")
     raise MachineError(
-        f"{cluster.nodes} nodes, but no interface here is known to lead to {cluster.primary_address}"
+        f"{cluster.nodes} nodes, but no interface here is known to lead to {cluster.primary_address or 'the others'}"
         f"{detour or ''} (there are {listed(facts.interfaces)})",
         fix="name it with TRAIN_INTERFACE, or correct the primary's address (TRAIN_PRIMARY)",
     )
@@ -197,81 +201,64 @@ def _rejected(found: Candidates, choice: _Choice, measured: Measurements | None)
     return tuple((name, why) for name, why in rejected.items() if name not in choice.names)
 
 
-def _settings(choice: _Choice, facts: Facts, own: Mapping[str, str]) -> tuple[tuple[Setting, ...], tuple[Finding, ...]]:
+def _settings(
+    choice: _Choice, rdma: Rdma, cluster: Cluster, facts: Facts, given: Given, measured: Measurements | None
+) -> tuple[tuple[Setting, ...], tuple[Finding, ...]]:
     # NCCL matches by prefix, so "ens1" would also take ens10; "=" asks for whole names (NVIDIA/nccl-tests#9).
-    wanted = {"NCCL_SOCKET_IFNAME": "=" + ",".join(choice.names), "GLOO_SOCKET_IFNAME": ",".join(choice.for_gloo)}
-    names, reason = choice.names, choice.reason
+    wanted = (
+        Wanted(Setting("NCCL_SOCKET_IFNAME", "=" + ",".join(choice.names), choice.reason), choice.names),
+        Wanted(Setting("GLOO_SOCKET_IFNAME", ",".join(choice.names), choice.reason), choice.names),
+        Wanted(Setting("TP_SOCKET_IFNAME", choice.names[0], choice.reason), choice.names[:1]),
+    )
     settings: list[Setting] = []
     findings: list[Finding] = []
-    for name, value in wanted.items():
-        given = own.get(name, "").strip()
-        if not given:
-            settings.append(Setting(name, value, reason))
-        elif wrong := _cannot_work(name, given, facts):
-            settings.append(Setting(name, value, reason))
-            findings.append(Finding("warn", f"{name}={given} {wrong}; replaced by {value}", f"unset {name}"))
-        else:
-            findings += _differs(name, given, value, names, facts)
-    if {ipaddress.ip_address(address).version for address in plain(choice.interfaces[0])} == {6}:
-        settings.append(Setting("NCCL_SOCKET_FAMILY", "AF_INET6", f"{names[0]} has no IPv4 address"))
-    if facts.rdma and not any(port.usable for port in facts.rdma) and not own.get("NCCL_IB_DISABLE"):
-        # Listed but not to be opened, NCCL would fail or crawl instead of taking sockets (NVIDIA/nccl#451).
-        settings.append(Setting("NCCL_IB_DISABLE", "1", f"{facts.rdma[0].device} is listed but cannot be opened here"))
+    for one in wanted:
+        set_here, said = check_interfaces(replace(one, insisted=choice.insisted), given, facts, measured)
+        settings += set_here
+        findings += said
+    ours = any(setting.name == "NCCL_SOCKET_IFNAME" for setting in settings)
+    family_settings, said = _family(choice, cluster, given) if ours else ([], [])
+    rdma_set, rdma_said = rdma_settings(rdma, given.values, facts)
+    threads = _threads(choice, given) if ours and rdma is not NO_RDMA and not rdma.hcas else []
+    settings += [*family_settings, *rdma_set, *threads]
+    findings += [*said, *rdma_said, *check_diagnostics(given)]
     return tuple(settings), tuple(findings)
 
 
-def _cannot_work(name: str, given: str, facts: Facts) -> str | None:
-    """Why a value that came from outside would break a run over several nodes; None: it may stand."""
-    here = matched(given, _names(facts), exact=name.startswith("GLOO"))
-    if not here:
-        return f"matches no interface here (there are {listed(facts.interfaces)})"
-    if loopback := [i.name for i in facts.interfaces if i.name in here and i.kind == "loopback"]:
-        return f"lets {loopback[0]} be taken, which leads to no other node"
-    missing = _missing(given, facts)
-    if missing and name.startswith("GLOO"):  # NCCL passes over a name that is not here, gloo stops
-        return f"names {', '.join(missing)}, which is not here"
-    return None
+def _family(choice: _Choice, cluster: Cluster, given: Given) -> tuple[list[Setting], list[Finding]]:
+    """NCCL takes IPv4 where an interface has it, and else anything but ::1, so fe80:: too (pytorch#50575)."""
+    versions = [{ipaddress.ip_address(address).version for address in plain(one)} for one in choice.interfaces]
+    name = "NCCL_SOCKET_FAMILY"
+    if all(4 in each for each in versions) and not (family(cluster) == 6 and all(6 in each for each in versions)):
+        value, reason = "AF_INET", f"{choice.names[0]} has both families, and the cluster meets over IPv4"
+        needed = any(6 in each for each in versions)
+    else:
+        without = next((one for one, each in zip(choice.names, versions, strict=True) if 4 not in each), None)
+        value = "AF_INET6"
+        reason = f"{without} has no IPv4 address" if without else f"the primary's address is {cluster.primary_address}"
+        needed = True
+    said = given.values.get(name)
+    if said is None:
+        return ([Setting(name, value, reason)] if needed else []), []
+    if said == value:
+        return [], []
+    if any((4 if said == "AF_INET" else 6) not in each for each in versions):
+        text = f"{given.quoted(name)} finds no address on {','.join(choice.names)}; replaced by {value}"
+        return [Setting(name, value, reason)], [Finding("warn", text, f"unset {name}")]
+    return [], [
+        Finding("warn", f"{given.quoted(name)} is yours and wins: the plan would take {value}", f"unset {name}")
+    ]
 
 
-def _differs(name: str, given: str, value: str, names: Sequence[str], facts: Facts) -> Iterator[Finding]:
-    """What a person should know of a value from outside that works."""
-    here = matched(given, _names(facts), exact=name.startswith("GLOO"))
-    if missing := _missing(given, facts):
-        yield Finding("warn", f"{name}={given} names {', '.join(missing)}, which is not here", f"correct {name}")
-    if set(here) != set(names):
-        text = f"{name}={given} is yours and wins: it selects {', '.join(here)}; the plan would take {value}"
-        yield Finding("warn", text, f"unset {name}, or insist with TRAIN_INTERFACE")
-
-
-def _missing(given: str, facts: Facts) -> list[str]:
-    """Names in the list that select nothing; of a list of exclusions that is no harm."""
-    sign = "=" if given.startswith("=") else ""
-    return [part for part in _parts(given) if not given.startswith("^") and not matched(sign + part, _names(facts))]
-
-
-def _names(facts: Facts) -> list[str]:
-    return [interface.name for interface in facts.interfaces]
-
-
-def _parts(value: str) -> list[str]:
-    return [part.strip() for part in value.removeprefix("^").removeprefix("=").split(",") if part.strip()]
-
-
-def matched(value: str, names: Sequence[str], *, exact: bool = False) -> list[str]:
-    """Interfaces that a value of NCCL_SOCKET_IFNAME selects; `exact`: gloo's rule, whole names and no signs.
-
-    NCCL reads `^` (not these) and `=` (whole names) once, at the start of the list (nccl, src/misc/socket.cc).
-    Selecting by exclusion replaces NCCL's own exclusion of lo and docker (horovod#700).
-    """
-    if exact:
-        return [name for name in names if name in value.split(",")]
-    exclude, text = value.startswith("^"), value.removeprefix("^")
-    wanted = _parts(value)
-
-    def selects(name: str) -> bool:
-        return name in wanted if text.startswith("=") else name.startswith(tuple(wanted))
-
-    return [name for name in names if wanted and selects(name) != exclude]
+def _threads(choice: _Choice, given: Given) -> list[Setting]:
+    """Sockets for links that one TCP stream cannot fill; NCCL has numbers of its own for the NICs of two clouds."""
+    names = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    total = sum(interface.mbit_per_second or 0 for interface in choice.interfaces)
+    known = any(interface.vendor in _TUNED_BY_NCCL for interface in choice.interfaces)
+    if total < _MANY_SOCKETS_MBIT or known or any(name in given.values for name in names):
+        return []
+    reason = f"{','.join(choice.names)} is {total // 1000} Gbit/s, more than one TCP stream carries"
+    return [Setting(name, "4", reason) for name in names]
 
 
 def _first_address(interface: Interface) -> str | None:

@@ -110,8 +110,8 @@ def make_plan(
     """The plan; SettingError or MachineError where there can be none.
 
     `variables` are looked at for settings of libraries that came from outside and win (NCCL_*, GLOO_*,
-    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES); `base` is the folder that relative paths count from. `settled` is what the
-    roll call told, in a plan that is made again for an attempt.
+    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, DS_ACCELERATOR); `base` is the folder that relative paths count from.
+    `settled` is what the roll call told, in a plan that is made again for an attempt.
     """
     gpus = len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ()))
     told = make_cluster(environment, gpus, facts.listening_ports)
@@ -128,7 +128,7 @@ def make_plan(
     )
     is_process = environment.rank is not None
     directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
-    settings = network.settings + _threads(cluster, facts, variables)
+    settings = network.settings + _threads(cluster, facts, variables) + _accelerator(facts, variables, gpus=gpus)
     launcher: Launcher | None = None
     if is_process:
         settings += _process_settings(environment, cluster, network)
@@ -234,6 +234,13 @@ def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tu
     threads = max(1, math.floor(cores) // cluster.processes_per_node)
     reason = f"{cores:g} cores / {cluster.processes_per_node} processes"
     return (Setting("OMP_NUM_THREADS", str(threads), reason),)
+
+
+def _accelerator(facts: Facts, variables: Mapping[str, str], *, gpus: int) -> tuple[Setting, ...]:
+    """Without being told, DeepSpeed guesses by importing torch, and warns where it finds no GPU."""
+    if gpus or facts.gpus is None or variables.get("DS_ACCELERATOR"):
+        return ()
+    return (Setting("DS_ACCELERATOR", "cpu", "no visible GPU; DeepSpeed would guess, and warn"),)
 
 
 def _process_settings(environment: Environment, cluster: Cluster, network: Network) -> tuple[Setting, ...]:

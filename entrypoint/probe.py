@@ -7,7 +7,7 @@ from pathlib import Path
 from entrypoint.facts import Facts
 from entrypoint.probe_limits import read_cpu_quota, read_machine_memory, read_memory_limit
 from entrypoint.probe_machine import THIS_MACHINE, Files, Machine
-from entrypoint.probe_network import read_interfaces, read_listening_ports, read_rdma, read_routes
+from entrypoint.probe_network import read_interfaces, read_listening_ports, read_nccl_conf, read_rdma, read_routes
 from entrypoint.probe_nvml import Driver
 from entrypoint.probe_storage import Mount, read_mounts, read_shm_bytes, read_volume
 
@@ -21,8 +21,16 @@ _CONTAINER_FILES = (
 _CONTAINER_CGROUPS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("lxc", "lxc"))
 
 
-def probe(volume: Path, *, targets: Sequence[str] = (), machine: Machine = THIS_MACHINE) -> Facts:
+def probe(
+    volume: Path,
+    *,
+    targets: Sequence[str] = (),
+    nccl_conf_file: str | None = None,
+    machine: Machine = THIS_MACHINE,
+) -> Facts:
     """Everything that can be seen here: of `volume`, and of the routes to `targets`, numeric addresses of other nodes.
+
+    `nccl_conf_file` is what NCCL_CONF_FILE says.
 
     Takes some milliseconds where everything answers. What may be slow has a limit: a name server 0.1 s, the volume's
     server 2 s, NVML 60 s.
@@ -45,6 +53,8 @@ def probe(volume: Path, *, targets: Sequence[str] = (), machine: Machine = THIS_
         driver_cuda=driver.cuda,
         interfaces=read_interfaces(machine),
         rdma=read_rdma(machine),
+        nccl_conf=read_nccl_conf(machine, nccl_conf_file),
+        boot_id=files.read("/proc/sys/kernel/random/boot_id"),
         routes=read_routes(machine, targets),
         shm_bytes=read_shm_bytes(machine, memory_limit),
         memlock_bytes=machine.soft_limit("memlock"),

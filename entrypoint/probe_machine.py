@@ -4,6 +4,7 @@ import array
 import fcntl
 import ipaddress
 import os
+import pwd
 import re
 import resource
 import socket
@@ -100,6 +101,7 @@ class Machine:
     files: Files
     hostname: Callable[[], str]
     resolve: Callable[[str], tuple[str, ...] | None]  # None: no answer in time
+    home: Callable[[], str | None]  # of this user in the user database, where NCCL looks: $HOME may differ
     cores: Callable[[], int]
     soft_limit: Callable[[str], int | None]  # of "memlock", "stack" or "nofile"; None: unlimited
     links: Callable[[], tuple[Link, ...]]
@@ -146,6 +148,13 @@ def _resolve(name: str) -> tuple[str, ...] | None:
         return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
     return _within(RESOLVE_SECONDS, ask, otherwise=None)
+
+
+def _home() -> str | None:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir or None
+    except KeyError:  # a user without a name, as platforms like to choose
+        return None
 
 
 def _cores() -> int:
@@ -275,6 +284,7 @@ THIS_MACHINE = Machine(
     files=Files(Path("/")),
     hostname=_hostname,
     resolve=_resolve,
+    home=_home,
     cores=_cores,
     soft_limit=_soft_limit,
     links=_links,

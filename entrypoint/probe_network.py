@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from entrypoint.facts import Interface, RdmaPort
+from entrypoint.facts import FileSetting, Interface, RdmaPort
 from entrypoint.probe_machine import Files, Link, Machine, parse_int
 
 _NET, _RDMA, _VERBS = "/sys/class/net", "/sys/class/infiniband", "/sys/class/infiniband_verbs"
@@ -40,6 +40,7 @@ class _Hints:
 
     devtype: str
     hardware_type: int | None
+    vendor: str | None  # of the PCI device below it
     has_device: bool  # a PCI, USB or virtio device below it
     mbit_per_second: int | None
     master: str | None
@@ -69,6 +70,7 @@ def _read_hints(files: Files, name: str) -> _Hints:
     return _Hints(
         devtype=_uevent(files, name).get("DEVTYPE", ""),
         hardware_type=parse_int(files.read(f"{folder}/type")),
+        vendor=files.read(f"{folder}/device/vendor"),
         has_device=files.exists(f"{folder}/device"),
         mbit_per_second=parse_int(files.read(f"{folder}/speed")),  # unreadable (EINVAL) or -1: unknown
         master=files.target(f"{folder}/master"),
@@ -85,6 +87,7 @@ def _make_interface(link: Link, hints: _Hints | None) -> Interface:
         mbit_per_second=_speed(link, hints) if kind in _KINDS_WITH_SPEED else None,
         kind=kind,
         master=hints.master if hints else None,
+        vendor=hints.vendor if hints else None,
     )
 
 
@@ -151,6 +154,19 @@ def _rdma_interface(files: Files, device: str, folder: str) -> str | None:
             return name
     beside = files.names(f"{_RDMA}/{device}/device/net")
     return beside[0] if len(beside) == 1 else None
+
+
+def read_nccl_conf(machine: Machine, named: str | None) -> tuple[FileSetting, ...]:
+    """The files that NCCL reads: the one in NCCL_CONF_FILE, or else ~/.nccl.conf, and then /etc/nccl.conf."""
+    home = machine.home()
+    paths = (named or (f"{home}/.nccl.conf" if home else ""), "/etc/nccl.conf")
+    return tuple(setting for path in paths if path for setting in _parse_nccl_conf(machine.files.read(path), path))
+
+
+def _parse_nccl_conf(text: str | None, path: str) -> list[FileSetting]:
+    """NAME=VALUE lines; only a `#` in the first column is a comment, and nothing is trimmed (nccl, param.cc)."""
+    pairs = [line.partition("=") for line in (text or "").splitlines() if not line.startswith("#")]
+    return [FileSetting(name, value, path) for name, sign, value in pairs if sign]
 
 
 def read_routes(machine: Machine, targets: Sequence[str]) -> tuple[tuple[str, str], ...]:

@@ -105,6 +105,8 @@ def _network(plan: Plan) -> list[str]:
     network = plan.network
     names = ",".join(network.interfaces) or "as given"
     rows = [(f"{network.backend}", network.backend_reason), (names, network.reason)]
+    if network.rdma.devices:
+        rows.append((",".join(network.rdma.hcas) or "no RDMA", network.rdma.reason))
     rejected = [(f"not {name}", why) for name, why in network.rejected]
     return _columns(rows + rejected)
 

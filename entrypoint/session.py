@@ -1,88 +1,26 @@
-"""A run that outlives its terminal: the agent in a session of its own, and a tmux session that shows it.
+"""The tmux session that shows a run.
 
 The agent is not in the tmux pane but beside it. The pane has a viewer of the run's files, so nothing that a terminal
 does (Ctrl-S, closing, kill-session) can reach the training, and no environment passes through the tmux server, which
 would give a second run the variables of the first (tmux/tmux#3041).
 """
 
-import contextlib
-import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.errors import OWN_BUG, Problem
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.viewer import Follower
 
 SOCKET = "roundhouse"
+OFFERED = "train"  # the session of a run that nobody typed
 _ROOT = Path(__file__).resolve().parent.parent
 _VIEWER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from entrypoint.viewer import main; main()"
 _KEPT = ("PATH", "HOME", "TERM", "TMUX_TMPDIR", "LANG", "LC_ALL", "LC_CTYPE")
-
-
-class Refused(Problem):
-    """What the agent refused, told again on the terminal that started it."""
-
-    def __init__(self, problem: str, *, fix: str, exit_code: int) -> None:
-        super().__init__(problem, fix=fix)
-        self.exit_code = exit_code  # type: ignore[misc]
-
-
-def start_agent(agent: Callable[[Callable[[str | None], None]], int], log: Path) -> str | None:
-    """Fork the agent into a session of its own. It calls what it is given when it has the run: then its output goes to
-    `log`. Returns the text that it gave there (None: it trains); Refused where a Problem came first."""
-    read, write = os.pipe()
-    if os.fork():
-        os.close(write)
-        with open(read) as told:
-            document = json.loads(told.read() or "null")
-        if document is None:
-            raise Refused("the launcher ended before it began", fix=f"look at {log}", exit_code=OWN_BUG)
-        if "problem" in document:
-            raise Refused(document["problem"], fix=document["fix"], exit_code=document["exit_code"])
-        text: str | None = document["ready"]
-        return text
-    code = OWN_BUG
-    try:
-        os.close(read)
-        code = _agent(agent, write, log)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # the rest of this stack belongs to the parent
-
-
-def _agent(agent: Callable[[Callable[[str | None], None]], int], write: int, log: Path) -> int:
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def ready(text: str | None) -> None:
-        null, file = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(null, 0)
-        os.dup2(file, 1)
-        os.dup2(file, 2)
-        _tell(write, {"ready": text})
-
-    try:
-        return agent(ready)
-    except Problem as problem:
-        _tell(write, {"problem": problem.problem, "fix": problem.fix, "exit_code": problem.exit_code})
-        return problem.exit_code
-
-
-def _tell(write: int, document: dict[str, object]) -> None:
-    with contextlib.suppress(OSError):
-        os.write(write, json.dumps(document).encode())
-        os.close(write)
 
 
 def attach(folder: RunFolder, variables: Mapping[str, str]) -> None:
@@ -100,6 +38,13 @@ def attach(folder: RunFolder, variables: Mapping[str, str]) -> None:
             return
         print(f"tmux cannot use this terminal (TERM={variables.get('TERM', '')}); closing it does not end the run")
     Follower(folder).follow()
+
+
+def offer(folder: RunFolder, variables: Mapping[str, str]) -> None:
+    """A session `train` of a living run, for whoever comes to look at it; a line where tmux would not."""
+    tmux = shutil.which("tmux", path=variables.get("PATH", os.defpath))
+    if tmux is not None and living_holder(folder.lock):
+        Tmux(tmux, variables).new_session(folder, first=OFFERED)
 
 
 class Tmux:
@@ -123,11 +68,12 @@ class Tmux:
         names = dict(line.split("\t", 1) for line in listed.splitlines() if "\t" in line)
         return names.get(str(folder.path))
 
-    def new_session(self, folder: RunFolder) -> str | None:
-        """A session `train-<run>` whose pane follows the run; None: tmux would not."""
+    def new_session(self, folder: RunFolder, first: str | None = None) -> str | None:
+        """A session `first` or `train-<run>` whose pane follows the run; None: tmux would not."""
         base = "train-" + "".join(c if c.isalnum() or c in "-_" else "_" for c in folder.path.name)
+        names = (first or base, base, *(f"{base}-{number}" for number in range(2, 100)))
         viewer = [sys.executable, "-P", "-c", _VIEWER, str(_ROOT), str(folder.path), str(folder.node)]
-        for name in (base, *(f"{base}-{number}" for number in range(2, 100))):
+        for name in names:
             made = self.run(
                 *("start-server", ";", "set-option", "-g", "history-limit", "50000", ";"),
                 *("new-session", "-d", "-s", name, "-e", "LANG=C.UTF-8", "-e", "PYTHONUTF8=1", "--", *viewer),
@@ -136,7 +82,7 @@ class Tmux:
             if made.returncode == 0:
                 return name
             if "duplicate session" not in made.stderr:
-                print(made.stderr.strip(), file=sys.stderr)
+                print(f"no tmux session: {made.stderr.strip()}", file=sys.stderr)
                 return None
         return None
 

@@ -1,11 +1,13 @@
 """A run as a person follows it, from its files alone: what happens to this process never reaches the training."""
 
+import contextlib
 import os
 import select
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -32,6 +34,19 @@ def show(tail: LogTail, folder: RunFolder, stream: TextIO, over: Callable[[], bo
             screen.tick()
     except BrokenPipeError:
         return
+
+
+@contextlib.contextmanager
+def showing(folder: RunFolder, tail: LogTail) -> Iterator[None]:
+    """Meanwhile a thread shows the run on stdout: a full pipe may hold it up, and must hold up nothing else."""
+    over = threading.Event()
+    thread = threading.Thread(target=show, args=(tail, folder, sys.stdout, over.is_set), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(timeout=30)
 
 
 def prefixed(name: str, line: str) -> str:

@@ -58,3 +58,19 @@ def test_a_name_that_is_none_is_quoted_and_not_a_traceback(host):
 
 def test_a_name_of_this_machine_has_an_address():
     assert resolve("localhost", wait_seconds=0, say=pytest.fail) in ("127.0.0.1", "::1")
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        (["fd00::1", "10.0.0.1"], "10.0.0.1"),
+        (["127.0.1.1", "fd00::1"], "fd00::1"),
+        (["127.0.1.1", "fd00::1", "10.0.0.1"], "10.0.0.1"),
+        (["fe80::1%lo"], "fe80::1"),
+        (["127.0.1.1"], "127.0.1.1"),
+    ],
+)
+def test_of_several_addresses_ipv4_is_taken_and_loopback_last(found, address, monkeypatch):
+    answers = [(2, 1, 6, "", (one, 0)) for one in found]
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_args, **_named: answers)
+    assert resolve("node-0", wait_seconds=0, say=pytest.fail) == address

@@ -106,6 +106,21 @@ def test_threads_follow_the_quota_and_not_the_hosts_cores(machine, variables, th
     assert found.get("OMP_NUM_THREADS") == threads
 
 
+@pytest.mark.parametrize(
+    ("machine", "variables", "accelerator"),
+    [
+        ("container-two-cores", {}, "cpu"),
+        ("h100-infiniband", {"CUDA_VISIBLE_DEVICES": ""}, "cpu"),
+        ("h100-infiniband", {}, None),
+        ("driver-without-nvml", {}, None),  # perhaps there are some
+        ("container-two-cores", {"DS_ACCELERATOR": "xpu"}, None),  # the user's own wins
+    ],
+)
+def test_deepspeed_need_not_guess_where_no_gpu_is_seen(machine, variables, accelerator):
+    found = {setting.name: setting.value for setting in planned(machine, variables).settings}
+    assert found.get("DS_ACCELERATOR") == accelerator
+
+
 def test_without_a_recipe_there_is_nothing_to_run_and_no_run_folder():
     plan = planned("laptop", script=None)
     assert plan.command == ()

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from entrypoint.capture import replay
-from entrypoint.facts import Interface
+from entrypoint.facts import FileSetting, Interface
 from entrypoint.probe_machine import THIS_MACHINE, Files, Link
-from entrypoint.probe_network import read_interfaces, read_rdma, read_routes
+from entrypoint.probe_network import read_interfaces, read_nccl_conf, read_rdma, read_routes
 
 MACHINES = Path(__file__).parents[1] / "machines"
 
@@ -108,3 +108,28 @@ def test_only_numeric_addresses_with_a_route_have_a_source(target: str) -> None:
 
 def test_a_route_is_asked_for_once() -> None:
     assert read_routes(THIS_MACHINE, ("127.0.0.2", "127.0.0.2")) == (("127.0.0.2", "127.0.0.1"),)
+
+
+def test_nccls_files_are_read_as_nccl_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "home/ada").mkdir(parents=True)
+    (tmp_path / "etc/nccl.conf").write_text(
+        "# a comment\nNCCL_TOPO_FILE=/opt/topo.xml\n #NCCL_X=1\nno sign\nNCCL_Y = 2\n"
+    )
+    (tmp_path / "home/ada/.nccl.conf").write_text("NCCL_SOCKET_IFNAME==ens1,ens2\n")
+    (tmp_path / "own.conf").write_text("NCCL_IB_HCA=mlx5_0\n")
+    machine = replace(THIS_MACHINE, files=Files(tmp_path), home=lambda: "/home/ada")
+    for_all = [
+        FileSetting("NCCL_TOPO_FILE", "/opt/topo.xml", "/etc/nccl.conf"),
+        FileSetting(" #NCCL_X", "1", "/etc/nccl.conf"),
+        FileSetting("NCCL_Y ", " 2", "/etc/nccl.conf"),
+    ]
+    of_home = FileSetting("NCCL_SOCKET_IFNAME", "=ens1,ens2", "/home/ada/.nccl.conf")
+    assert list(read_nccl_conf(machine, None)) == [of_home, *for_all]
+    assert list(read_nccl_conf(machine, "/own.conf")) == [FileSetting("NCCL_IB_HCA", "mlx5_0", "/own.conf"), *for_all]
+    assert list(read_nccl_conf(replace(machine, home=lambda: None), None)) == for_all
+
+
+def test_this_machine_has_a_home_and_a_boot_id() -> None:
+    assert THIS_MACHINE.home()
+    assert THIS_MACHINE.files.read("/proc/sys/kernel/random/boot_id")

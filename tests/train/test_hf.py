@@ -57,12 +57,14 @@ def runs(tmp_path_factory, text, llama):
         asked("ddp", recipe="ddp"),
         asked("hf", *SAVING),
         asked("hf passes", *PASSES),
+        asked("hf, activation checkpointing", "--activation-checkpointing"),
         *(asked(f"zero {stage}", *zero(stage), *PASSES, *SAVING) for stage in (0, 1, 2, 3)),
         *(asked(f"poisoned {name}", *more, poisoned_step=5) for name, more in POISONED.items()),
         asked("hf", *SAVING, forget="step-20"),
         asked("zero 2", *zero(2), *PASSES, *SAVING, forget="step-20"),
         asked("model ddp", "--model", str(llama), recipe="ddp"),
         asked("model", "--model", str(llama)),
+        asked("model, activation checkpointing", "--model", str(llama), "--activation-checkpointing"),
         asked("model zero 3", "--model", str(llama), *zero(3)),
         asked("model bf16", "--model", str(llama), *zero(2), "--precision", "bf16"),
         asked("lora ddp", *lora, recipe="ddp"),
@@ -111,6 +113,7 @@ def difference(run, other):
     [
         "hf",
         "hf passes",
+        "hf, activation checkpointing",
         *(f"zero {stage}" for stage in (0, 1, 2, 3)),
         "one process",
         "one process, zero 2",
@@ -123,7 +126,13 @@ def test_each_step_has_the_loss_of_ddp(runs, name):
 
 @pytest.mark.parametrize(
     ("name", "reference"),
-    [("model", "model ddp"), ("model zero 3", "model ddp"), ("lora", "lora ddp"), ("lora zero 2", "lora ddp")],
+    [
+        ("model", "model ddp"),
+        ("model, activation checkpointing", "model ddp"),
+        ("model zero 3", "model ddp"),
+        ("lora", "lora ddp"),
+        ("lora zero 2", "lora ddp"),
+    ],
 )
 def test_each_step_of_a_fine_tune_has_the_loss_of_ddp(runs, name, reference):
     folder, _, _ = runs

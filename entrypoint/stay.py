@@ -1,0 +1,21 @@
+"""Whether a container without training stays: on a pod platform, or where a person has asked for a way in."""
+
+from collections.abc import Mapping
+
+from entrypoint.values import clean
+
+# They start a container that has ended again, at once and for ever, and bill for it.
+_PODS = ("runpod-pod", "runpod-cluster", "vast")
+_KEYS = ("PUBLIC_KEY", "SSH_KEY")
+_PASSWORDS = ("JUPYTER_PASSWORD", "JUPYTER_TOKEN", "JUPYTER_LAB_PASSWORD")
+
+
+def reason_to_stay(provider: str, variables: Mapping[str, str]) -> str | None:
+    """Why it stays; None: it says what it is and ends. `provider`: as `read_environment` names it."""
+    if provider in _PODS:
+        return f"this is a pod of {provider.partition('-')[0]}"
+    disabled = clean(variables.get("JUPYTER_DISABLE", "")) == "1"
+    for name in _KEYS if disabled else _KEYS + _PASSWORDS:
+        if clean(variables.get(name, "")) not in ("", "null"):
+            return f"{name} is set"
+    return None

@@ -1,0 +1,156 @@
+"""What the words after `docker run IMAGE` do, and what is (not) in the image. Nothing is trained here: seconds."""
+
+import json
+import re
+
+import containers
+import pytest
+
+IMAGE = containers.IMAGE
+
+
+def test_without_a_word_it_says_in_five_lines_what_it_is(engine):
+    result = engine.run()
+    assert result.code == 0, result
+    assert len(result.output.splitlines()) == 5
+    assert "train ddp" in result.output
+    assert result.errors == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("bash", "-c", 'echo "$0 $1"; exit 9', "a b", "c"), 9, "a b c"),
+        (("bash", "-c", "kill -TERM $$"), 143, ""),
+        (("python", "-c", "import torch; print(torch.__version__)"), 0, "2."),
+        (("/bin/sh", "-c", "ps -o comm= -p 1"), 0, "tini"),
+        (("sh", "-c", 'test "$(ps -o ppid= -p $$)" -eq 1'), 0, ""),  # in place of our command, not under it
+    ],
+)
+def test_any_other_word_is_run_as_it_is(engine, words, code, said):
+    result = engine.run(*words)
+    assert result.code == code, result
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        (("tarin", "ddp"), "did you mean 'train'?"),
+        (("/workspace",), "Permission denied"),
+        (("--steps", "5"), "--steps"),
+    ],
+)
+def test_a_word_that_cannot_be_run_is_one_line_and_a_fix(engine, words, quoted):
+    result = engine.run(*words)
+    assert result.code == 78, result
+    assert quoted in result.errors
+    assert "Traceback" not in result.errors
+
+
+def test_version_prints_what_the_image_was_built_from(engine):
+    told = json.loads(engine.run("version", "--json").output)
+    written = json.loads(engine.run("cat", "/opt/roundhouse/build.json").output)
+    assert told == written
+    text = engine.run("version").output
+    assert set(told) <= set(re.findall(r"^(\w+) ", text, re.MULTILINE))
+    installed = "from importlib.metadata import version as v; print(v('torch'), v('deepspeed'))"
+    for number in engine.run("python", "-c", installed).output.split():
+        assert number.partition("+")[0] in text
+
+
+def test_a_container_that_stays_listens_where_the_image_says_and_a_stop_ends_it_at_once(engine):
+    declared = json.loads(containers.docker("image", "inspect", "-f", "{{json .Config}}", IMAGE).stdout)
+    container = engine.start(variables={"PUBLIC_KEY": "ssh-ed25519 AAAA someone"})
+    container.wait_for("this container stays")
+    listening = container.execute("ss", "-Hltun").splitlines()
+    ports = {line.split()[4].rpartition(":")[2] for line in listening if not re.search(r"\s(127\.|\[::1\])", line)}
+    assert ports == {port.partition("/")[0] for port in declared.get("ExposedPorts") or {}}
+    assert containers.complaints(container.logs()) == []
+    container.stop(20)
+    assert container.state["ExitCode"] == 143
+
+
+FOREIGN = """
+set -eu
+find / -xdev \\( -name 'ssh_host_*_key*' -o -name authorized_keys -o -name 'id_rsa*' -o -name .netrc -o -name .git \\
+  -o -name '.bash_history' -o -name pip.conf -o -name .pypirc -o -name '*.pyc.*' -o -name machine-id -size +0 \\) \\
+  -not -path '/proc/*' -not -path '*/site-packages/*' -print
+find /tmp /var/tmp /workspace /home /root/.cache /var/cache/apt /var/lib/apt/lists /var/log -type f 2>/dev/null || true
+find /etc /opt/roundhouse /root /home -type f -exec grep -lE 'BEGIN [A-Z ]*PRIVATE KEY' {} + || true
+"""
+
+
+def test_no_key_cache_or_log_is_in_the_image(engine):
+    result = engine.run("bash", "-c", FOREIGN)
+    assert result.code == 0, result
+    assert result.output.split() == []
+
+
+def test_nothing_of_the_build_machine_is_in_the_configuration(engine):
+    history = containers.docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE).stdout
+    config = json.loads(containers.docker("image", "inspect", "-f", "{{json .Config}}", IMAGE).stdout)
+    names = [entry.partition("=")[0] for entry in config["Env"]]
+    assert not [
+        name for name in names if re.search(r"TOKEN|SECRET|PASSWORD|PROXY|INDEX|_KEY|CERT", name, re.IGNORECASE)
+    ]
+    assert not re.search(r"://[^/\s]*:[^/\s]*@|(?i:index-url=|_proxy=|password=|token=)", history)
+    assert config["Entrypoint"] == ["tini", "-g", "--", "roundhouse"]
+    assert config["Cmd"] == ["up"]
+
+
+USERS = {
+    "root": (),
+    "a user without a name": ("--user", "1234"),
+    "a user without a name or rights, on a read-only root": (
+        *("--user", "1234", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL"),
+        *("--security-opt", "no-new-privileges"),
+    ),
+}
+
+
+@pytest.mark.parametrize("options", USERS.values(), ids=USERS)
+def test_a_plan_is_made_and_the_volume_is_writable(engine, options):
+    volume = engine.volume()
+    result = engine.run("plan", "ddp", options=(*options, "-v", f"{volume}:/workspace"))
+    assert result.code == 0, result
+    assert "/workspace/runs/ddp" in result.output
+    assert "is not writable" not in result.output
+    assert containers.complaints(result.output + result.errors) == []
+
+
+WHEELS = """
+import zipfile
+from pathlib import Path
+
+Path("/tmp/wheels").mkdir()
+for name, version, wants in (("wants", "1.0", "torch==2.12.0"), ("torch", "2.12.0", None)):
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(f"/tmp/wheels/{name}-{version}-py3-none-any.whl", "w") as wheel:
+        requires = f"Requires-Dist: {wants}\\n" if wants else ""
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n{requires}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+"""
+AFTER = "pip list --format=freeze | grep -E '^(torch|wants)='; python -c 'import torch; print(torch.__version__)'"
+
+
+def pip(engine, options="", what="wants", variables=None):
+    script = 'python -c "$0"; pip install --no-index --find-links /tmp/wheels $1 $2; code=$?; eval "$3"; exit $code'
+    return engine.run("bash", "-c", script, WHEELS, options, what, AFTER, variables=variables)
+
+
+@pytest.mark.parametrize("what", ["wants", "torch==2.12.0"])
+def test_pip_refuses_what_wants_another_torch_and_replaces_nothing(engine, what):
+    result = pip(engine, what=what)
+    assert result.code != 0, result
+    assert "conflict" in result.errors
+    assert "torch==2.13.0" in result.errors
+    assert "wants" not in result.output.partition("torch==")[2]
+    assert result.output.splitlines()[-1].startswith("2.13.0")
+
+
+def test_without_the_constraint_pip_would_replace_torch(engine):
+    """What the test above is worth."""
+    result = pip(engine, options="--dry-run", variables={"PIP_CONSTRAINT": ""})
+    assert "Would install torch-2.12.0 wants-1.0" in result.output, result
