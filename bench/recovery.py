@@ -37,10 +37,10 @@ def main() -> None:
 def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
     with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.IMPATIENT) as run:
         run.start()
-        run.wait_for_step(12, seconds=180)
+        run.wait_for_step(12)
         print(f"{time.strftime('%H:%M:%S')} {fault}, {nodes} nodes", file=sys.stderr, flush=True)
         seconds = run.wait_for_recovery(FAULTS[fault](run))
-        codes = run.finish(180)
+        codes = run.finish()
         losses = {record["step"]: record["loss"] for record in run.records()}
         if any(codes) or any(abs(losses.get(step, 0.0) - loss) > 1e-4 for step, loss in undisturbed.items()):
             sys.exit(f"{fault} with {nodes} nodes: it ended with {codes}, or with other losses\n{run.text()}")

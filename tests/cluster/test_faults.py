@@ -4,7 +4,7 @@ import time
 
 import pytest
 import trial
-from faults import CLOSES_CONNECTIONS, FAULTS
+from faults import FAULTS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.torch, pytest.mark.slow]
 
@@ -27,12 +27,10 @@ def check(run, undisturbed):
 def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_property):
     with trial.Trial(tmp_path, nodes, program=trial.IMPATIENT) as run:
         run.start()
-        run.wait_for_step(12, seconds=120)
+        run.wait_for_step(12)
         at = FAULTS[fault](run)
-        seconds = run.wait_for_recovery(at)
+        record_property("seconds_to_next_step", round(run.wait_for_recovery(at), 1))  # goals are bench/recovery.py's
         check(run, undisturbed)
-    record_property("seconds_to_next_step", round(seconds, 1))
-    assert seconds < (60 if fault in CLOSES_CONNECTIONS else 90), run.text()  # figures are bench/recovery.py's
     again = [record["step"] for record in run.records() if record["attempt"] == 1]
     assert again[0] in (11, 16), again  # the step after the newest checkpoint: none was lost, and none done for nothing
 
@@ -40,7 +38,7 @@ def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_prope
 def test_a_cut_that_is_shorter_than_the_silence_costs_no_attempt(tmp_path, undisturbed):
     with trial.Trial(tmp_path, 2) as run:
         run.start()
-        run.wait_for_step(12, seconds=120)
+        run.wait_for_step(12)
         run.networks.cut(1)
         time.sleep(5)
         run.networks.heal(1)
@@ -52,9 +50,9 @@ def test_a_recipe_goes_on_too(tmp_path):
     options = ["--steps", 60, "--seq-length", 16, "--global-batch", 2, "--save-every", 5, "--log-every", 1]
     with trial.Trial(tmp_path, 2, "ddp", *options, "--eval-every", 1000000) as run:
         run.start()
-        run.wait_for_step(8, seconds=180)
+        run.wait_for_step(8)
         FAULTS["killed"](run)
-        assert run.finish(240) == [0, 0], run.text()
+        assert run.finish() == [0, 0], run.text()
     losses = {}
     for record in run.records():
         losses.setdefault(record["step"], []).append(record["loss"])
