@@ -14,30 +14,38 @@ from typing import NoReturn
 
 import click
 
-from entrypoint import agent, launch, report, scripts, session, status, version, viewer
+from entrypoint import agent, launch, render, render_files, report, scripts, session, status, version, viewer
+from entrypoint import doctor as doctors
+from entrypoint.checkpoint_size import checkpoint_bytes
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
 from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
+from entrypoint.examine import examine
 from entrypoint.facts import Facts
 from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
+from entrypoint.mount import parse_mount, refuse_unshared
+from entrypoint.mount_volume import mount_volume
 from entrypoint.names import resolve
 from entrypoint.namespaces import Namespaces
-from entrypoint.plan import DEFAULT_VOLUME, Draft, Plan
+from entrypoint.plan import Draft, Plan, all_checks
+from entrypoint.preflight import preflight
 from entrypoint.probe import probe
+from entrypoint.reasons import Check, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 from entrypoint.stay import reason_to_stay
+from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
   train ddp                 a small model on this machine, now; `train ddp --help` lists options
   train /path/to/script.py  a script of yours
-  plan                      what is understood of this machine and cluster, and why
+  plan, doctor              what is understood of this machine and cluster, and what is wrong with it
   TRAIN_SCRIPT=ddp          set in the environment, starts training by itself"""
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": []}
 
@@ -94,7 +102,7 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     click.echo(report.to_text(plan, draft.facts))
-    launch.check_plan(plan)
+    plan = _checked(context, plan, draft.facts)
     sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
 
 
@@ -141,7 +149,7 @@ def up(context: Context) -> None:
     plan = launch.numbered(plan, draft, say=_say)
     plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
     click.echo(report.to_text(plan, draft.facts))
-    launch.check_plan(plan)
+    plan = _checked(context, plan, draft.facts)
     sys.exit(_train_beside(context, plan, draft))
 
 
@@ -151,6 +159,17 @@ def _stay(why: str) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     click.echo(f"{why}: this container stays, without training, until it is stopped")
     sys.exit(128 + signal.sigwait(stops))
+
+
+def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
+    """The plan with what is found by trying: a Problem where that forbids the start."""
+    launch.check_plan(plan)
+    found = findings_of(preflight(plan, facts, context.variables, say=_say))
+    for line in report.findings(found):
+        click.echo(line)
+    plan = replace(plan, findings=plan.findings + found)
+    launch.check_plan(plan)
+    return plan
 
 
 def _on_terminal() -> bool:
@@ -173,8 +192,7 @@ def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
         return 0
     with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
         code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
-    viewer.tell_end(start.folder, sys.stderr)
-    return code
+    return viewer.tell_end(start.folder, sys.stderr, code)
 
 
 def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
@@ -188,8 +206,7 @@ def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
     session.offer(folder, context.variables)
     with viewer.showing(folder, tail):
         code = child.wait()
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
@@ -207,8 +224,7 @@ def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
         viewer.Follower(folder).follow()
     code = child.wait()
     _tell_last_lines(folder)
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
@@ -286,9 +302,9 @@ def _find(context: Context, run: str | None) -> RunFolder:
 
 def _volume(context: Context, request: Request) -> Path:
     """Where runs lie, without a plan."""
-    if request.volume:
-        return context.base / request.volume
-    return DEFAULT_VOLUME if DEFAULT_VOLUME.is_dir() else context.base / "workspace"
+    path, _ = choose_volume(request.volume, context.variables)
+    here = path == DEFAULT_VOLUME and not path.is_dir()
+    return context.base / ("workspace" if here else path)
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -300,6 +316,40 @@ def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     as_json = as_json or words[-1:] == ("--json",)
     made, draft = _plan(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
     click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
+
+
+@cli.command(context_settings=_PASS_ON)
+@click.option("--json", "as_json", is_flag=True, help="for programs")
+@click.option("--all", "every", is_flag=True, help="a line for each question, also where all is well")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[RECIPE [ARGUMENT]...]")
+@click.pass_obj
+def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...]) -> None:
+    """Check this node: its GPUs, volume, limits, versions; 69 if something forbids training here."""
+    as_json, every = as_json or "--json" in words[-1:], every or "--all" in words[-1:]
+    if words[-1:] in (("--json",), ("--all",)):
+        words = words[:-1]
+    try:
+        made, draft = _plan(context, words, may_wait=False)
+        facts = draft.facts
+        found = _diagnose(context, made, draft)
+    except Problem as error:
+        facts = probe(context.base / choose_volume(None, context.variables)[0])
+        examined = examine(facts, (), context.variables, None, speed=False)
+        found = doctors.diagnose(facts, examined, plan=None, found=(), problem=error)
+    click.echo(doctors.to_json(found, facts) if as_json else doctors.to_text(found, every=every))
+    sys.exit(doctors.exit_code(found))
+
+
+def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
+    facts, volume = draft.facts, made.directories.volume
+    if facts.gpus:
+        click.echo("looking at the GPUs and the volume (some seconds)", err=True)
+    is_process = made.process_rank is not None
+    found = all_checks(made.cluster, facts, draft.request, context.variables, volume, is_process=is_process)
+    to_try = None if facts.volume.exists is None else volume  # one that does not answer is not asked twice
+    examined = examine(facts, made.settings, context.variables, to_try, speed=True)
+    size, keep = checkpoint_bytes(made.recipe)
+    return doctors.diagnose(facts, examined, plan=made, found=found, problem=None, checkpoint_bytes=size, keep=keep)
 
 
 @cli.command()
@@ -320,6 +370,38 @@ def version_command(as_json: bool) -> None:
     click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
 
 
+@cli.command("render", epilog=f"\b\n{render.listing()}")
+@click.argument("platform", default="list")
+@click.option("--script", help="as --set script=…")
+@click.option("--nodes", help="as --set nodes=…")
+@click.option("--gpus", help="as --set gpus=…; on each node")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="any key of the list below")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or for `all` a folder")
+@click.pass_obj
+def render_command(
+    context: Context,
+    platform: str,
+    script: str | None,
+    nodes: str | None,
+    gpus: str | None,
+    pairs: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Print a platform's template, filled in; `render list` names platforms and keys."""
+    if platform == "list":
+        click.echo(render.listing())
+        return
+    named = {"script": script, "nodes": nodes, "gpus": gpus}
+    given = render.read_pairs(pairs) | {key: text for key, text in named.items() if text is not None}
+    if platform == "all":
+        for path in render_files.write_all(render.ready_made_only(given), output and context.base / output):
+            click.echo(f"wrote {path}")
+    elif output is None:
+        click.echo(render.render(platform, given), nl=False)
+    else:
+        render_files.write(context.base / output, render.render(platform, given))
+
+
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
     request = read_request(context.variables)
     wait_seconds = request.wait_seconds if may_wait else 0
@@ -331,9 +413,11 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
         given = tuple(arguments) if words else split_arguments(request.arguments)
         recipe = scripts.complete(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
+    volume = context.base / choose_volume(request.volume, context.variables)[0]
+    _mount(context, request, environment, volume, now=may_wait)
     look = partial(
         probe,
-        context.base / (request.volume or DEFAULT_VOLUME),
+        volume,
         nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
     )
     facts = _look(look, environment, wait_seconds)
@@ -342,6 +426,14 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, draft
+
+
+def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:
+    if request.mount is None:
+        return
+    refuse_unshared(parse_mount(request.mount), environment.nodes or 1)
+    if now:
+        mount_volume(request.mount, volume, context.variables, say=_say)
 
 
 def _look(look: Callable[..., Facts], environment: Environment, wait_seconds: float) -> Facts:

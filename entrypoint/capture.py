@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from entrypoint.errors import SettingError
-from entrypoint.facts import Facts, Gpu
+from entrypoint.facts import Facts, Gpu, Software
 from entrypoint.probe import probe
 from entrypoint.probe_machine import THIS_MACHINE, Directory, Files, Link, Machine
 from entrypoint.probe_nvml import Driver
@@ -43,6 +43,7 @@ def replay(folder: Path) -> Machine:
         directory=lambda path: _restore(Directory, said.get("directories", {}).get(path) or _missing(path)),
         opens=lambda device: said.get("opens", {}).get(device, False),
         nvml=lambda: _restore_driver(said.get("nvml")),
+        software=lambda: _restore(Software, said["software"]) if said.get("software") else None,
     )
 
 
@@ -64,6 +65,7 @@ def capture(folder: Path, volume: Path, targets: Sequence[str] = (), machine: Ma
         "opens": opens,
         "routes": routes,
         "nvml": machine.nvml(),
+        "software": machine.software(),
     }
     watched = replace(
         machine,

@@ -15,6 +15,11 @@ class Gpu:
     fabric_state: str | None = None  # "completed", "failed", "in progress", "not started", "not supported"
     mig_enabled: bool | None = None  # True with an empty `mig`: CUDA finds nothing to run on; None: it has no MIG
     error: str | None = None  # NVML's words for a device that does not answer ("GPU is lost"), without uuid and name
+    capability: str | None = None  # "9.0"
+    ecc_uncorrected: int | None = None  # memory errors that could not be corrected, since the driver was loaded
+    remap_pending: bool | None = None  # bad rows of memory are replaced at the next reset
+    remap_failed: bool | None = None  # no spare rows are left: the card is to be replaced
+    throttled: tuple[str, ...] = ()  # why the hardware holds its clocks down: "thermal", "power brake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,24 @@ class Volume:
     writable: bool | None  # by permission and mount flags; nothing was written to find out
     total_bytes: int | None
     free_bytes: int | None  # for an unprivileged writer
+    mount_point: str | None = None  # of the mount that it lies on
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Versions beside the Python that runs this, read from files; None: not installed, or not said."""
+
+    torch: str | None = None  # "2.13.0+cpu"
+    torch_cuda: str | None = None  # the CUDA that it was built with: "13.0"
+    nccl: str | None = None  # of the wheel beside it
+    nccl_wanted: str | None = None  # that torch's metadata pin
+    deepspeed: str | None = None
+    ops: tuple[str, ...] = ()  # DeepSpeed's, built beforehand
+    ops_torch: str | None = None  # what they were built for: "2.13"
+    ops_cuda: str | None = None
+    ops_promised: tuple[str, ...] = ()  # by the image's build.json
+    python: str | None = None  # "3.11"
+    build: str | None = None  # short digest of the image's build.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +113,6 @@ class Facts:
     open_files: int | None  # soft limit; None: unlimited
     volume: Volume
     listening_ports: tuple[int, ...]  # TCP, on any address of this network namespace
+    software: Software | None = None
+    user_id: int | None = None  # effective
+    capabilities: int | None = None  # effective, as the kernel's bits (capabilities(7))

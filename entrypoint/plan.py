@@ -1,10 +1,11 @@
 """Environment, Facts, Request and Recipe → Plan: the same input gives the same plan, on any machine."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from entrypoint.caches import cache_settings
+from entrypoint.check_limits import cores, threads
 from entrypoint.checks import check
 from entrypoint.cluster import Cluster, make_cluster
 from entrypoint.devices import visible_gpus
@@ -13,12 +14,12 @@ from entrypoint.errors import MachineError
 from entrypoint.facts import Facts
 from entrypoint.launchers import Launcher, choose_launcher, process_command
 from entrypoint.measured import Measurements
+from entrypoint.mount import check_mount
 from entrypoint.network import Network, choose_network
-from entrypoint.reasons import Finding, Setting
+from entrypoint.reasons import Check, Finding, Setting, findings_of
 from entrypoint.recipes import Recipe
 from entrypoint.request import Request
-
-DEFAULT_VOLUME = Path("/workspace")
+from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,9 @@ def make_plan(
     """The plan; SettingError or MachineError where there can be none.
 
     `variables` are looked at for settings of libraries that came from outside and win (NCCL_*, GLOO_*,
-    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, DS_ACCELERATOR); `base` is the folder that relative paths count from.
-    `settled` is what the roll call told, in a plan that is made again for an attempt.
+    OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES, DS_ACCELERATOR, HF_HOME …) and for the platforms' names of the volume; `base`
+    is the folder that relative paths count from. `settled` is what the roll call told, in a plan that is made again for
+    an attempt.
     """
     gpus = len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ()))
     told = make_cluster(environment, gpus, facts.listening_ports)
@@ -127,8 +129,9 @@ def make_plan(
         measured=settled.measured,
     )
     is_process = environment.rank is not None
-    directories = _directories(request, facts, recipe, cluster, base, in_image=in_image)
+    directories = _directories(request, facts, recipe, cluster, base, variables, in_image=in_image)
     settings = network.settings + _threads(cluster, facts, variables) + _accelerator(facts, variables, gpus=gpus)
+    settings += cache_settings(directories.volume, facts, variables, in_image=in_image)
     launcher: Launcher | None = None
     if is_process:
         settings += _process_settings(environment, cluster, network)
@@ -149,13 +152,38 @@ def make_plan(
         + _said_otherwise(environment, cluster)
         + _without_effect(request)
         + _to_be_made(request, facts)
-        + check(cluster, facts, gpus=gpus, is_process=is_process),
+        + findings_of(all_checks(cluster, facts, request, variables, directories.volume, is_process=is_process)),
         grace_seconds=request.grace_seconds,
         restarts=request.restarts,
         again=request.again,
         roll_call=None if is_process or recipe is None else _roll_call(told, request),
         process_rank=environment.rank,
     )
+
+
+def all_checks(
+    cluster: Cluster,
+    facts: Facts,
+    request: Request,
+    variables: Mapping[str, str],
+    volume: Path,
+    *,
+    is_process: bool,
+) -> tuple[Check, ...]:
+    """Every answer that facts give; also what `doctor` shows."""
+    mounting = check_mount(request.mount, facts, volume)
+    to_mount = mounting is not None and facts.volume.mount_point != str(volume)
+    found = check(
+        cluster,
+        facts,
+        gpus=len(visible_gpus(variables.get("CUDA_VISIBLE_DEVICES"), facts.gpus or ())),
+        chosen="CUDA_VISIBLE_DEVICES" in variables,
+        named=request.volume is not None,
+        is_process=is_process,
+    )
+    if to_mount:  # what lies below the mount does not matter
+        found = tuple(each for each in found if each.subject != "volume")
+    return (*([mounting] if mounting else []), *found)
 
 
 def _settle(cluster: Cluster, settled: Settled) -> Cluster:
@@ -175,26 +203,35 @@ def _roll_call(cluster: Cluster, request: Request) -> RollCall | None:
 
 
 def _directories(
-    request: Request, facts: Facts, recipe: Recipe | None, cluster: Cluster, base: Path, *, in_image: bool
+    request: Request,
+    facts: Facts,
+    recipe: Recipe | None,
+    cluster: Cluster,
+    base: Path,
+    variables: Mapping[str, str],
+    *,
+    in_image: bool,
 ) -> Directories:
-    volume, reason = _volume(request, facts, base, may_be_here=cluster.nodes == 1 and not in_image)
+    may_be_here = cluster.nodes == 1 and not in_image
+    volume, reason = _volume(request, facts, base, variables, may_be_here=may_be_here)
     if recipe is None:
         return Directories(volume, None, None, None, reason)
     run = volume / "runs" / (request.run or recipe.name)
     return Directories(volume, run, run / "checkpoints", run / "logs", reason)
 
 
-def _volume(request: Request, facts: Facts, base: Path, *, may_be_here: bool) -> tuple[Path, str]:
+def _volume(
+    request: Request, facts: Facts, base: Path, variables: Mapping[str, str], *, may_be_here: bool
+) -> tuple[Path, str]:
     """The shared volume; a checkout on one node may do without, the image and several nodes never."""
-    if request.volume is not None:
-        return base / request.volume, "TRAIN_VOLUME"
-    if facts.volume.exists:
-        return DEFAULT_VOLUME, "the default"
-    if may_be_here and facts.volume.exists is False:
+    path, source = choose_volume(request.volume, variables)
+    if request.volume is not None or facts.volume.exists or request.mount is not None:
+        return base / path, source
+    if may_be_here and facts.volume.exists is False and path == DEFAULT_VOLUME:
         return base / "workspace", f"a checkout on one node, and {DEFAULT_VOLUME} does not exist here"
     why = "does not exist here" if facts.volume.exists is False else "does not answer (is its server gone?)"
     raise MachineError(
-        f"the shared volume {DEFAULT_VOLUME} {why}",
+        f"the shared volume {path}{'' if path == DEFAULT_VOLUME else f' ({source})'} {why}",
         fix="mount it, or name another folder that all nodes share with TRAIN_VOLUME",
     )
 
@@ -220,7 +257,7 @@ def _without_effect(request: Request) -> tuple[Finding, ...]:
 
 def _to_be_made(request: Request, facts: Facts) -> tuple[Finding, ...]:
     """A volume that is not mounted yet, or misspelt, would become a folder on this machine's own disk."""
-    if request.volume is None or facts.volume.exists is not False:
+    if request.volume is None or facts.volume.exists is not False or request.mount is not None:
         return ()
     text = f"TRAIN_VOLUME={request.volume} does not exist here and will be made"
     return (Finding("warn", text, "mount the volume there first, or correct TRAIN_VOLUME"),)
@@ -230,10 +267,8 @@ def _threads(cluster: Cluster, facts: Facts, variables: Mapping[str, str]) -> tu
     """OpenMP threads a process: the cores that this container may use, shared out (torchrun alone would say 1)."""
     if variables.get("OMP_NUM_THREADS"):
         return ()
-    cores = facts.cpus if facts.cpu_quota is None else min(float(facts.cpus), facts.cpu_quota)
-    threads = max(1, math.floor(cores) // cluster.processes_per_node)
-    reason = f"{cores:g} cores / {cluster.processes_per_node} processes"
-    return (Setting("OMP_NUM_THREADS", str(threads), reason),)
+    reason = f"{cores(facts):g} cores / {cluster.processes_per_node} processes"
+    return (Setting("OMP_NUM_THREADS", str(threads(cluster, facts)), reason),)
 
 
 def _accelerator(facts: Facts, variables: Mapping[str, str], *, gpus: int) -> tuple[Setting, ...]:

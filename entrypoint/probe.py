@@ -6,7 +6,7 @@ from pathlib import Path
 
 from entrypoint.facts import Facts
 from entrypoint.probe_limits import read_cpu_quota, read_machine_memory, read_memory_limit
-from entrypoint.probe_machine import THIS_MACHINE, Files, Machine
+from entrypoint.probe_machine import THIS_MACHINE, Files, Machine, parse_int
 from entrypoint.probe_network import read_interfaces, read_listening_ports, read_nccl_conf, read_rdma, read_routes
 from entrypoint.probe_nvml import Driver
 from entrypoint.probe_storage import Mount, read_mounts, read_shm_bytes, read_volume
@@ -62,6 +62,9 @@ def probe(
         open_files=machine.soft_limit("nofile"),
         volume=read_volume(machine, mounts, volume),
         listening_ports=read_listening_ports(machine),
+        software=machine.software(),
+        user_id=parse_int(_status(files, "Uid", 1)),
+        capabilities=_bits(_status(files, "CapEff", 0)),
     )
 
 
@@ -75,6 +78,20 @@ def _read_driver(machine: Machine) -> Driver:
     version = re.search(r"\b[0-9]{3,4}\.[0-9]{1,4}(?:\.[0-9]{1,4})?\b", text or "")
     seems_there = text is not None or machine.files.exists("/dev/nvidiactl")
     return Driver(version=version[0] if version else None, cuda=None, gpus=None if seems_there else ())
+
+
+def _status(files: Files, field: str, column: int) -> str | None:
+    """A word of a line of /proc/self/status (proc(5)): "Uid" has the real, effective, saved and file system's id."""
+    for line in (files.read("/proc/self/status") or "").splitlines():
+        name, _, rest = line.partition(":")
+        if name == field:
+            words = rest.split()
+            return words[column] if column < len(words) else None
+    return None
+
+
+def _bits(text: str | None) -> int | None:
+    return int(text, 16) if text and re.fullmatch(r"[0-9a-f]{1,16}", text) else None
 
 
 def _read_container(files: Files, mounts: tuple[Mount, ...]) -> str | None:

@@ -10,6 +10,7 @@ import resource
 import socket
 import stat
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -19,10 +20,13 @@ from typing import Any, TypeVar
 
 import psutil
 
+from entrypoint.facts import Software
 from entrypoint.probe_nvml import Driver, ask_nvml
+from entrypoint.probe_software import read_software
 
 Answer = TypeVar("Answer")
 
+BUILD = Path(__file__).resolve().parent.parent / "build.json"  # the image has one, a checkout has not
 RESOLVE_SECONDS = 0.1
 DIRECTORY_SECONDS = 2.0  # a healthy server answers in milliseconds, a first automount takes about a second
 NVML_SECONDS = 60.0  # without the persistence daemon every GPU is first woken up; a broken one may never answer
@@ -109,6 +113,7 @@ class Machine:
     directory: Callable[[str], Directory]
     opens: Callable[[str], bool]  # a device, read-write
     nvml: Callable[[], Driver | None]
+    software: Callable[[], Software | None]
 
 
 def parse_int(text: str | None) -> int | None:
@@ -120,7 +125,7 @@ def parse_int(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"-?[0-9]{1,19}", text) else None
 
 
-def _within(seconds: float, call: Callable[[], Answer], otherwise: Answer) -> Answer:
+def within(seconds: float, call: Callable[[], Answer], otherwise: Answer) -> Answer:
     """What `call` returns, or `otherwise` after `seconds`; its thread is then left behind and ends with the process."""
     answers: list[Answer] = []
     thread = threading.Thread(target=lambda: answers.append(call()), daemon=True)
@@ -147,7 +152,7 @@ def _resolve(name: str) -> tuple[str, ...] | None:
             return ()
         return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
 
-    return _within(RESOLVE_SECONDS, ask, otherwise=None)
+    return within(RESOLVE_SECONDS, ask, otherwise=None)
 
 
 def _home() -> str | None:
@@ -264,7 +269,7 @@ def _directory(path: str) -> Directory:
         )
 
     # On a hard NFS mount whose server is gone, even stat waits for ever.
-    return _within(DIRECTORY_SECONDS, look, otherwise=Directory(exists=None, real_path=path))
+    return within(DIRECTORY_SECONDS, look, otherwise=Directory(exists=None, real_path=path))
 
 
 def _opens(device: str) -> bool:
@@ -277,7 +282,11 @@ def _opens(device: str) -> bool:
 
 
 def _nvml() -> Driver | None:
-    return _within(NVML_SECONDS, ask_nvml, otherwise=None)
+    return within(NVML_SECONDS, ask_nvml, otherwise=None)
+
+
+def _software() -> Software | None:
+    return read_software([Path(folder) for folder in sys.path if folder], build=BUILD)
 
 
 THIS_MACHINE = Machine(
@@ -292,4 +301,5 @@ THIS_MACHINE = Machine(
     directory=_directory,
     opens=_opens,
     nvml=_nvml,
+    software=_software,
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 from entrypoint.facts import Gpu
 
+# nvmlClocksEventReasons*: bits of the reasons that say something is wrong, in words.
+_SLOWDOWNS = ((0x08, "hardware slowdown"), (0x20, "too warm (software)"), (0x40, "too warm"), (0x80, "power brake"))
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")  # NVML_GPU_FABRIC_STATE_*, 0 to 3
 
 
@@ -63,6 +65,9 @@ def _read_gpu(nvml: Any, index: int) -> Gpu:
         return Gpu(index, uuid="", name="", memory_bytes=None, error=str(error))
     memory = _said(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
     mig_mode = _said(nvml, nvml.nvmlDeviceGetMigMode, device)
+    capability = _said(nvml, nvml.nvmlDeviceGetCudaComputeCapability, device)
+    remapped = _said(nvml, nvml.nvmlDeviceGetRemappedRows, device)  # corrected, uncorrected, pending, failed
+    reasons = _said(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, device) or 0
     return Gpu(
         index=index,
         uuid=uuid,
@@ -71,6 +76,17 @@ def _read_gpu(nvml: Any, index: int) -> Gpu:
         mig=tuple(_mig_uuids(nvml, device)),
         fabric_state=_fabric_state(nvml, device),
         mig_enabled=None if mig_mode is None else mig_mode[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+        capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        ecc_uncorrected=_said(
+            nvml,
+            nvml.nvmlDeviceGetTotalEccErrors,
+            device,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
+        ),
+        remap_pending=None if remapped is None else bool(remapped[2]),
+        remap_failed=None if remapped is None else bool(remapped[3]),
+        throttled=tuple(word for bit, word in _SLOWDOWNS if reasons & bit),
     )
 
 

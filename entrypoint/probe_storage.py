@@ -60,6 +60,7 @@ def read_volume(machine: Machine, mounts: tuple[Mount, ...], path: Path) -> Volu
         writable=directory.writable,
         total_bytes=directory.total_bytes,
         free_bytes=directory.free_bytes,
+        mount_point=None if mount is None else mount.point,
     )
 
 

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from entrypoint.errors import SettingError
 
@@ -85,10 +86,18 @@ def refuse_wrong_options(recipe: Recipe, world_size: int) -> None:
     """What a recipe's own options say about its arguments, before any process starts; prints --help if asked."""
     if not recipe.ours:
         return
+    options, parsed = _train_options(), read_options(recipe)
+    try:
+        options.accumulation(options.settle_batch(parsed, world_size), world_size)
+    except options.Problem as problem:
+        raise SettingError(problem.problem, fix=problem.fix) from None
+
+
+def read_options(recipe: Recipe) -> Any:
+    """The options of a recipe of ours, as its own parser reads its arguments; SettingError where it refuses them."""
     options = _train_options()
     try:
-        parsed = options.parse(recipe.arguments, options.KINDS[recipe.name])
-        options.accumulation(options.settle_batch(parsed, world_size), world_size)
+        return options.parse(recipe.arguments, options.KINDS[recipe.name])
     except options.Problem as problem:
         raise SettingError(problem.problem, fix=problem.fix) from None
 

@@ -99,7 +99,7 @@ VARIABLES = (
     Variable("TRAIN_NPROC", "processes per node", "from the cloud's variables, else one a GPU (CPU: 2)"),
     Variable("TRAIN_PRIMARY", "`host:port` of node 0", "from the cloud's variables"),
     Variable("TRAIN_INTERFACE", "names the interface(s) by hand", "chosen"),
-    Variable("TRAIN_VOLUME", "the shared volume", "`/workspace`", "volume", Path),
+    Variable("TRAIN_VOLUME", "the shared volume", "the cloud's own name for it, else `/workspace`", "volume", Path),
     Variable("TRAIN_RUN", "run name; its folder is `<volume>/runs/<name>`", "the recipe's name", "run", _run_name),
     Variable(
         "TRAIN_RESTARTS",
@@ -131,10 +131,9 @@ VARIABLES = (
     ),
     Variable(
         "TRAIN_MOUNT",
-        "what to mount at the volume's path (`nfs://host/export`, a device)",
+        "what to mount at the volume's path (`nfs://host/export?vers=4.1`, `host:/export`, a device)",
         "nothing",
         "mount",
-        works=False,
     ),
     Variable("TRAIN_SETUP", "command to run once per node before training", "none", "setup", works=False),
     Variable(

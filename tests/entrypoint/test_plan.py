@@ -172,7 +172,7 @@ def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, s
         ("container-two-cores", {}, "warn", "/dev/shm has 64 MiB"),
         ("container-two-cores", {}, "warn", "/workspace is not a mount"),
         ("rdma-without-device", {"TRAIN_VOLUME": "/v"}, "warn", "RDMA ports are visible but cannot be opened"),
-        ("laptop", {"TRAIN_MOUNT": "nfs://x"}, "warn", "TRAIN_MOUNT is set, and has no effect"),
+        ("laptop", {"TRAIN_SETUP": "true"}, "warn", "TRAIN_SETUP is set, and has no effect"),
     ],
 )
 def test_what_is_wrong_is_found_with_a_fix(machine, variables, level, text):

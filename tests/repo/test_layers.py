@@ -9,27 +9,42 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "measured", "reasons", "stale", "values"},
+    {"facts", "measured", "reasons", "stale", "topology", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
     {"providers"},
     {"place"},
     {"environment", "request", "stay"},
-    {"cluster", "devices", "recipes"},
+    {"cluster", "devices", "recipes", "volume"},
     {"host_ids", "interfaces", "rdma"},
-    {"inherited"},
+    {
+        "caches",
+        "check_examined",
+        "check_gpus",
+        "check_limits",
+        "check_software",
+        "checkpoint_size",
+        "inherited",
+        "mount",
+    },
     {"checks", "launchers", "network"},
+    {"render_settings", "render_text"},
+    {"render_clouds", "render_deepspeed", "render_docker", "render_kubernetes", "render_slurm"},
+    {"render"},
     {"plan"},
-    {"namespaces"},
+    {"doctor", "namespaces"},
     {"local"},
     {"probe_nvml"},
+    {"probe_software"},
     {"probe_machine"},
     {"probe_storage"},
     {"probe_limits", "probe_network"},
     {"probe"},
-    {"capture", "eject", "liveness", "names", "report", "run_folder", "screen", "scripts", "version"},
-    {"failure", "messages", "restarts", "run_lock"},
+    {"capture", "eject", "liveness", "names", "render_files", "report", "run_folder", "screen", "scripts", "version"},
+    {"mount_volume", "try_volume"},
+    {"examine"},
+    {"failure", "messages", "preflight", "restarts", "run_lock"},
     {"history", "reach", "roster", "secret", "tally"},
     {"attempt", "seat", "statement", "status"},
     {"member", "reception"},
@@ -40,7 +55,12 @@ LAYERS = (
     {"agent", "session"},
     {"__main__"},
 )
-CHILDREN = {"elastic", "worker"}  # programs of their own, run by path: they import nothing of ours
+CHILDREN = {
+    "cuda_start",
+    "elastic",
+    "trial",
+    "worker",
+}  # programs of their own, run by path: they import nothing of ours
 RANK = {module: number for number, layer in enumerate(LAYERS) for module in layer}
 MODULES = sorted((ROOT / "entrypoint").glob("*.py"))
 

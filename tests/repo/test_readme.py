@@ -8,7 +8,8 @@ from entrypoint.request import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-TARGETS = set(re.findall(r"^([a-z]+):.*?## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+MAKE = (ROOT / "Makefile").read_text() + (ROOT / "image" / "image.mk").read_text()
+TARGETS = set(re.findall(r"^([a-z]+):.*?## ", MAKE, re.MULTILINE))
 
 
 def test_the_commands_of_the_readme_are_the_makefiles():
@@ -29,7 +30,15 @@ def test_make_help_lists_every_target():
             "lint",
             "lock",
             "plan",
+            "wheel",
+            "templates",
             "clean",
+            "base",
+            "image",
+            "reproduce",
+            "debs",
+            "verify",
+            "release",
         }
     )
 
@@ -46,3 +55,4 @@ def test_ci_calls_the_commands_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text()
     assert "make lint" in script
     assert "make test" in script
+    assert "make reproduce VARIANT=cpu" in script
