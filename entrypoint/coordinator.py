@@ -212,7 +212,7 @@ class Coordinator:
         stuck = {r: g.measured or () for r, g in ready.items() if not any(one.carries for one in g.measured or ())}
         if not stuck:
             return
-        rank, tried = min(stuck.items())
+        rank, tried = min(stuck.items(), key=lambda item: (len(item[1]), item[0]))
         if not tried:
             raise NodesError(
                 f"{name(rank, ready[rank].host)} has no interface that can reach other nodes",
@@ -243,11 +243,10 @@ class Coordinator:
         if len(ready) < self._seat.nodes:  # one went in this moment: it is lost with the attempt that was noted
             return Tally(Outcome(137, "a node went before the attempt began", by_itself=False), None)
         attempt = self._attempt = _Attempt(number)
-        rdma = {str(rank): int((guest.statement or {}).get("rdma") or 0) for rank, guest in ready.items()}
         port = free_port(int(ready[0].statement["master_port"]), avoid=self._seat.port)  # type: ignore[index]
         for guest in ready.values():
             guest.statement = None  # the next attempt wants a new one
-        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails, "rdma": rdma}, ready.values())
+        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails}, ready.values())
         while len(attempt.reports.keys() | attempt.lost.keys()) < self._seat.nodes:
             await self._heed(_TICK_SECONDS)
             if attempt.ending_since is not None and time.monotonic() - attempt.ending_since > _END_SECONDS:
@@ -318,7 +317,7 @@ class Coordinator:
 
     def _note_report(self, guest: Guest, message: Message) -> None:
         attempt = self._attempt
-        if attempt is None or message.get("attempt") != attempt.number:
+        if attempt is None or message.get("attempt") != attempt.number or guest.rank in attempt.reports:
             return
         report = attempt.reports[guest.rank] = Report.of(message)
         if report.outcome.exit_code not in (0, STOPPED):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from entrypoint.messages import text_of
+from entrypoint.rdma import Rdma, rdma_verdict
 from entrypoint.reasons import Finding
 
 Statement = Mapping[str, Any]
@@ -59,12 +60,13 @@ def compare(statements: Mapping[int, Statement], offsets: Mapping[int, float] | 
     `offsets`: seconds by which each node's clock is ahead of node 0's.
     """
     found = [finding for row in COMPARED if (finding := _difference(row, statements))]
+    found += [verdict] if (verdict := rdma_verdict({r: rdma_of(s) for r, s in statements.items()})) else []
     found += _clocks(statements, offsets or {})
     return tuple(sorted(found, key=lambda finding: finding.level != "stop"))
 
 
 def _difference(row: Compared, statements: Mapping[int, Statement]) -> Finding | None:
-    if row.field in _ONLY_WITH_RDMA and not any(statement.get("rdma") for statement in statements.values()):
+    if row.field in _ONLY_WITH_RDMA and not any(rdma_of(statement).hcas for statement in statements.values()):
         return None
     values = {rank: text_of(statement, row.field) for rank, statement in statements.items()}
     usual = _usual(values)
@@ -80,6 +82,15 @@ def _difference(row: Compared, statements: Mapping[int, Statement]) -> Finding |
         f"{usual or 'none'}{more}"
     )
     return Finding("stop" if row.level == "stop" else "warn", text, row.fix)
+
+
+def rdma_of(statement: Statement) -> Rdma:
+    """What a node says of its HCAs; none where it says nothing."""
+    told = statement.get("rdma")
+    if not isinstance(told, Mapping) or not told.get("hcas"):
+        return Rdma((), None, 0, text_of(told, "reason") if isinstance(told, Mapping) else "")
+    layer = text_of(told, "link_layer") or None
+    return Rdma(tuple(map(str, told["hcas"])), layer, float(told["gbit_per_second"]), text_of(told, "reason"))
 
 
 def _usual(values: Mapping[int, str]) -> str:
