@@ -16,7 +16,7 @@ from entrypoint.namespaces import LINKS, Namespaces
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds: a busy machine must not fail a test
-STEPS = 60  # of the script where nothing else is said: three seconds
+STEPS, HOLD = 40, 15  # of the script where nothing else is said: two seconds, and where it waits for `release`
 SCRIPT = Path(__file__).with_name("steps.py")
 # A hang is judged after 2 minutes; here after 10 s, so that a test need not wait for it.
 IMPATIENT = (
@@ -81,6 +81,9 @@ class Trial:
 
     def step(self):
         return max((record["step"] for record in self.records()), default=0)
+
+    def release(self):
+        (self.run / "go").touch()
 
     def wait_for_step(self, step, seconds=PATIENCE):
         self.wait_for(lambda: self.step() >= step, f"step {step} was not reached", seconds)
