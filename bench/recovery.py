@@ -37,7 +37,7 @@ def main() -> None:
 def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
     with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.IMPATIENT) as run:
         run.start()
-        run.wait_for_step(trial.HOLD)
+        run.wait_for_hold()
         print(f"{time.strftime('%H:%M:%S')} {fault}, {nodes} nodes", file=sys.stderr, flush=True)
         at = FAULTS[fault](run)
         run.release()

@@ -27,7 +27,7 @@ def check(run, undisturbed):
 def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_property):
     with trial.Trial(tmp_path, nodes, program=trial.IMPATIENT) as run:
         run.start()
-        run.wait_for_step(trial.HOLD)
+        run.wait_for_hold()
         at = FAULTS[fault](run)
         run.release()
         record_property("seconds_to_next_step", round(run.wait_for_recovery(at), 1))  # goals are bench/recovery.py's
@@ -39,7 +39,7 @@ def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_prope
 def test_a_cut_that_is_shorter_than_the_silence_costs_no_attempt(tmp_path, undisturbed):
     with trial.Trial(tmp_path, 2) as run:
         run.start()
-        run.wait_for_step(trial.HOLD)
+        run.wait_for_hold()
         run.networks.cut(1)
         time.sleep(5)
         run.networks.heal(1)

@@ -82,6 +82,10 @@ class Trial:
     def step(self):
         return max((record["step"] for record in self.records()), default=0)
 
+    def wait_for_hold(self):
+        saved = self.run / "checkpoints" / f"step-{HOLD}" / "manifest.json"
+        self.wait_for(saved.exists, f"step {HOLD} was not reached")
+
     def release(self):
         (self.run / "go").touch()
 
