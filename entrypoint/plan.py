@@ -154,7 +154,7 @@ def make_plan(
         + _said_otherwise(environment, cluster)
         + _without_effect(request)
         + _to_be_made(request, facts)
-        + findings_of(all_checks(cluster, facts, request, variables, directories.volume, is_process=is_process)),
+        + findings_of(all_checks(told, facts, request, variables, directories.volume, is_process=is_process)),
         grace_seconds=request.grace_seconds,
         restarts=request.restarts,
         again=request.again,
@@ -175,6 +175,7 @@ def all_checks(
     """Every answer that facts give; also what `doctor` shows."""
     mounting = check_mount(request.mount, facts, volume)
     to_mount = mounting is not None and facts.volume.mount_point != str(volume)
+    meeting = None if is_process else _roll_call(cluster, request)
     found = check(
         cluster,
         facts,
@@ -182,6 +183,7 @@ def all_checks(
         chosen="CUDA_VISIBLE_DEVICES" in variables,
         named=request.volume is not None,
         is_process=is_process,
+        meeting_port=meeting.port if meeting else None,
     )
     if to_mount:  # what lies below the mount does not matter
         found = tuple(each for each in found if each.subject != "volume")
