@@ -45,9 +45,7 @@ class Settings:
     )
     run: str = _key("", "TRAIN_RUN: name of the run's folder (default: the recipe's name)")
     grace: int = _key(60, "TRAIN_GRACE: seconds for a last checkpoint; the platform gets 15 more before it kills")
-    image: str = _key(
-        "", f"the image (default: {REPOSITORY}:{VERSION}-{VARIANTS[0]}, with 0 GPUs -{VARIANTS[1]})"
-    )
+    image: str = _key("", f"the image (default: {REPOSITORY}:{VERSION}-{VARIANTS[0]}, with 0 GPUs -{VARIANTS[1]})")
     secrets: tuple[str, ...] = _key(
         (), "variables from the platform's secret store, as in HF_TOKEN,WANDB_API_KEY", f"{_SHARED} runpod-pod"
     )
