@@ -11,13 +11,17 @@ export TORCH_CPU_INDEX
 
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet --require-hashes --only-binary :all:
 STAMP := $(VENV)/ready-$(LOCK)
+VALIDATORS := .validators
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-.PHONY: help setup train test lint lock plan clean
+.PHONY: help setup train test lint lock plan bench-cluster templates clean
+
+.DEFAULT_GOAL := help
+include image/image.mk
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv from the locks
 
@@ -35,11 +39,18 @@ lint: $(STAMP) ## ruff and mypy
 plan: $(STAMP) ## show what `make train` would do, and why
 	$(PY) -m entrypoint plan ddp $(ARGS)
 
+templates: $(STAMP) $(VALIDATORS)/ready ## render templates/ again, and ask each platform's own validator
+	$(PY) -m entrypoint render all -o templates
+	$(PY) -m pytest tests/templates
+
+bench-cluster: $(STAMP) ## what several nodes cost and gain, and recovery (root; some minutes)
+	for bench in cluster recovery roll_call; do $(PY) bench/$$bench.py || exit; done
+
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
 
 clean: ## remove the environment and caches; runs in workspace/ stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VALIDATORS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './workspace/*' -prune -exec rm -rf {} +
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built
@@ -51,4 +62,13 @@ $(STAMP): requirements/$(LOCK).txt requirements/dev.txt
 	$(PIP) --no-deps $(if $(filter cpu,$(LOCK)),--retries 1 --extra-index-url $(TORCH_CPU_INDEX)) -r $(VENV)/first.txt \
 	  || { echo "fix: torch's CPU wheel was not found; TORCH_CPU_INDEX=URL names an index or mirror that has it"; exit 1; }
 	$(PIP) --no-binary deepspeed --use-pep517 --no-build-isolation -r requirements/$(LOCK).txt -r requirements/dev.txt
+	touch $@
+
+# SkyPilot, dstack and others want other releases than the product: 700 MB of their own.
+$(VALIDATORS)/ready: requirements/validators.txt
+	@echo "setting up $(VALIDATORS) from $< (a minute or two)"
+	$(PYTHON) -m venv --clear $(VALIDATORS)
+	awk '/^[a-z]/ {first = /^setuptools==/} first' $< > $(VALIDATORS)/first.txt
+	$(subst $(VENV),$(VALIDATORS),$(PIP)) -r $(VALIDATORS)/first.txt
+	$(subst $(VENV),$(VALIDATORS),$(PIP)) --no-binary cursor --use-pep517 --no-build-isolation -r $<
 	touch $@

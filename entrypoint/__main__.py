@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import click
 
-from entrypoint import agent, launch, report, scripts, session, status, version, viewer
+from entrypoint import agent, launch, render, render_files, report, scripts, session, status, version, viewer
 from entrypoint import doctor as doctors
 from entrypoint.checkpoint_size import checkpoint_bytes
 from entrypoint.devices import visible_gpus
@@ -195,8 +195,7 @@ def _train_here(context: Context, plan: Plan, draft: Draft) -> int:
         return 0
     with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
         code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
-    viewer.tell_end(start.folder, sys.stderr)
-    return code
+    return viewer.tell_end(start.folder, sys.stderr, code)
 
 
 def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
@@ -210,8 +209,7 @@ def _train_beside(context: Context, plan: Plan, draft: Draft) -> int:
     session.offer(folder, context.variables)
     with viewer.showing(folder, tail):
         code = child.wait()
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
@@ -229,8 +227,7 @@ def _train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
         viewer.Follower(folder).follow()
     code = child.wait()
     _tell_last_lines(folder)
-    viewer.tell_end(folder, sys.stderr)
-    return code
+    return viewer.tell_end(folder, sys.stderr, code)
 
 
 def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
@@ -376,6 +373,38 @@ def version_command(as_json: bool) -> None:
     """Say what this is: versions, commit, and in the image all that it was built from."""
     found = version.read_version()
     click.echo(json.dumps(found, indent=1) if as_json else version.to_text(found))
+
+
+@cli.command("render", epilog=f"\b\n{render.listing()}")
+@click.argument("platform", default="list")
+@click.option("--script", help="as --set script=…")
+@click.option("--nodes", help="as --set nodes=…")
+@click.option("--gpus", help="as --set gpus=…; on each node")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="any key of the list below")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="a file, or for `all` a folder")
+@click.pass_obj
+def render_command(
+    context: Context,
+    platform: str,
+    script: str | None,
+    nodes: str | None,
+    gpus: str | None,
+    pairs: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Print a platform's template, filled in; `render list` names platforms and keys."""
+    if platform == "list":
+        click.echo(render.listing())
+        return
+    named = {"script": script, "nodes": nodes, "gpus": gpus}
+    given = render.read_pairs(pairs) | {key: text for key, text in named.items() if text is not None}
+    if platform == "all":
+        for path in render_files.write_all(render.ready_made_only(given), output and context.base / output):
+            click.echo(f"wrote {path}")
+    elif output is None:
+        click.echo(render.render(platform, given), nl=False)
+    else:
+        render_files.write(context.base / output, render.render(platform, given))
 
 
 def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:

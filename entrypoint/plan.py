@@ -18,6 +18,7 @@ from entrypoint.mount import check_mount
 from entrypoint.network import Network, choose_network
 from entrypoint.reasons import Check, Finding, Setting, findings_of
 from entrypoint.recipes import Recipe
+from entrypoint.recorder import recorder_settings
 from entrypoint.request import Request
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
@@ -29,6 +30,7 @@ class Settled:
     node_rank: int | None = None  # given by arrival
     master_port: int | None = None  # torch's, for this attempt
     measured: Measurements | None = None
+    settings: tuple[Setting, ...] = ()  # that only all nodes together can know
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def make_plan(
     elif recipe is not None:
         address = cluster.primary_address or network.address or "127.0.0.1"
         launcher = choose_launcher(request.launcher, recipe, cluster, address, gpus=gpus)
-        settings += launcher.settings
+        settings += launcher.settings + recorder_settings(variables, facts.nccl_conf) + settled.settings
     return Plan(
         cluster=cluster,
         network=network,

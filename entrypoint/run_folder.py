@@ -1,5 +1,6 @@
 """The folder of a run on the volume: the names in it, and files that are whole or not there."""
 
+import contextlib
 import json
 import os
 import re
@@ -66,6 +67,18 @@ class RunFolder:
         """Step of the newest complete checkpoint: `step-N` with a manifest, as ours and the documented ones have."""
         steps = _numbers(self.checkpoints, _COMPLETE)
         return next((n for n in reversed(steps) if (self.checkpoints / f"step-{n}" / "manifest.json").is_file()), None)
+
+    def refuses_writes(self) -> str | None:
+        """Why nothing can be written here (a full volume, a quota, one that is away); None: it can."""
+        probe = self.path / f".{uuid4().hex}.probe"
+        try:
+            probe.write_bytes(b"\0" * 4096)
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
+        return None
 
     def current_step(self) -> int | None:
         """What the step file says; None: no step yet, or a script that does not tell."""

@@ -108,8 +108,12 @@ def take(
             found = _read(descriptor)
             if found is None or found.token != mine.token:
                 _refuse(path, found)
-    except BaseException:
+    except BaseException as error:
         os.close(descriptor)
+        if isinstance(error, OSError):
+            raise MachineError(
+                f"{path}: {error.strerror}", fix="make room on the volume, or name another with TRAIN_VOLUME"
+            ) from None
         raise
     return RunLock(descriptor, mine)
 

@@ -59,12 +59,18 @@ def _step(tail: LogTail, screen: Screen) -> None:
     screen.tick()
 
 
-def tell_end(folder: RunFolder, stream: TextIO) -> int:
-    """The last words on the screen are the first failing process's own; returns the run's exit code."""
+def tell_end(folder: RunFolder, stream: TextIO, code: int = KILLED) -> int:
+    """The last words on the screen are the first failing process's own; returns the run's exit code.
+
+    `code`: the agent's, where its parent knows it and the volume may not.
+    """
     ended = read_json(folder.of_node("exit.json"))
     if ended is None:
-        print(f"lost: the launcher of {folder.path} was killed before it could tell how it ended", file=stream)
-        return KILLED
+        if (why := folder.refuses_writes()) is not None:
+            print(f"{folder.path}: {why}; what the run wrote last is not there", file=stream)
+        else:
+            print(f"lost: the launcher of {folder.path} was killed before it could tell how it ended", file=stream)
+        return code
     code = int(ended["exit_code"])
     if code not in (0, STOPPED):
         failure: dict[str, Any] = read_json(folder.of_node("failure.json")) or {}

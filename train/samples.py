@@ -190,8 +190,12 @@ def read_about(folder: Path) -> dict:
 
 def write_file(path: Path, content: bytes) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    except OSError:  # what is half written would keep a full volume full, and the log of this error out of it
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _texts(files: Sequence[Path]) -> Iterator[bytes]:

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Stage `image`: our code in /opt/roundhouse, the command, what pip may not replace, and build.json; then the checks
+# without which there is no image.
+set -Eeuo pipefail
+umask 022
+context=/context home=/opt/roundhouse lock=/context/requirements/$VARIANT.txt
+
+mkdir -p "$home"
+cp -r "$context"/{entrypoint,train,templates,LICENSE,pyproject.toml} "$home"
+install -m 755 "$context/image/roundhouse" /opt/venv/bin/roundhouse
+sed -nE 's/^((torch|triton|deepspeed|accelerate|numpy|nvidia-|cuda-)[a-z0-9-]*==[^ ]+).*/\1/p' "$lock" "$context"/requirements/toolkit.txt |
+  LC_ALL=C sort >"$home/constraints.txt"
+python "$context/image/build_info.py" "$context/requirements" >"$home/build.json"
+# A checkout's umask is no property of the image.
+chmod -R u=rwX,go=rX "$home"
+python -m compileall -q --invalidation-mode checked-hash "$home"
+# Any uid may train in a container without a volume; nothing of the image lies here for a volume to hide.
+mkdir /workspace
+chmod 1777 /workspace
+
+pip check
+DS_ACCELERATOR=$([[ $VARIANT == cpu ]] && echo cpu || echo cuda) python "$context/image/deepspeed_ops.py" load

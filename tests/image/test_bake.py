@@ -1,0 +1,187 @@
+"""The version table: what is published, what it is made of, and that nothing repeats it. Needs buildx, no engine."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+REQUIREMENTS = ROOT / "requirements"
+BAKE = (ROOT / "docker-bake.hcl").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+buildx = pytest.mark.skipif(
+    not shutil.which("docker") or subprocess.run(["docker", "buildx", "version"], capture_output=True).returncode != 0,
+    reason="docker buildx is not installed",
+)
+
+
+def bake(*targets: str, **variables: str) -> dict[str, Any]:
+    """What buildx would build, by target."""
+    done = subprocess.run(
+        ["docker", "buildx", "bake", "--print", *targets],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "DOCKER_CONFIG": os.environ.get("DOCKER_CONFIG", ""), **variables},
+    )
+    found = json.loads(done.stdout)["target"]
+    assert isinstance(found, dict)
+    return found
+
+
+def locked(name: str) -> dict[str, str]:
+    text = (REQUIREMENTS / name).read_text()
+    return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE))
+
+
+@buildx
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_a_row_has_a_lock_and_the_versions_that_are_in_it(target):
+    arguments = bake(target)[target]["args"]
+    lock = locked(f"{arguments['VARIANT']}.txt")
+    assert lock["torch"] == arguments["TORCH"]
+    if target == "cuda":
+        assert lock["cuda-toolkit"].startswith(arguments["CUDA"] + ".")
+        assert {name for name in lock if name.startswith("nvidia-nccl")} == {"nvidia-nccl-cu13"}
+    else:
+        assert arguments["CUDA"] == arguments["TORCH_CUDA_ARCH_LIST"] == ""
+
+
+@buildx
+def test_what_is_built_by_default_is_cuda():
+    assert list(bake()) == ["cuda"]
+
+
+@buildx
+def test_each_gpu_since_the_a100_has_code():
+    assert bake("cuda")["cuda"]["args"]["TORCH_CUDA_ARCH_LIST"].split(";") == [
+        "8.0",
+        "8.6",
+        "8.9",
+        "9.0",
+        "10.0",
+        "12.0+PTX",
+    ]
+
+
+@buildx
+def test_releases_have_a_name_that_no_later_one_takes_and_attestations():
+    released = bake("release")
+    assert set(released) == {"release-cuda", "release-cpu"}
+    tags = [tag for target in released.values() for tag in target["tags"]]
+    assert len(tags) == len(set(tags))
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for tag in tags:
+        assert re.fullmatch(rf"ghcr\.io/[\w-]+/roundhouse:{re.escape(version)}(-[\w.-]+)?", tag), tag
+    for target in released.values():
+        assert {"type=sbom", "type=provenance,mode=max"} <= set(target["attest"])
+        assert "rewrite-timestamp=true" in target["output"][0]
+
+
+@buildx
+def test_the_public_name_is_one_variable():
+    tags = bake("release", IMAGE="registry.example/team/roundhouse")["release-cpu"]["tags"]
+    assert tags
+    assert all(tag.startswith("registry.example/team/roundhouse:") for tag in tags)
+
+
+@buildx
+def test_builds_of_a_developer_have_no_attestation_since_it_holds_the_time():
+    assert bake("cpu")["cpu"]["attest"] == ["type=provenance,disabled=true"]
+
+
+@buildx
+def test_the_date_of_all_files_and_of_the_label_is_that_of_the_lock():
+    target = bake("cuda")["cuda"]
+    created = datetime.fromisoformat(target["labels"]["org.opencontainers.image.created"])
+    assert created.timestamp() == int(target["args"]["SOURCE_DATE_EPOCH"])
+    assert created.time().isoformat() == "00:00:00"
+
+
+@buildx
+def test_inputs_are_empty_unless_given_and_then_reach_the_build(tmp_path):
+    plain = bake("cpu")["cpu"]
+    assert set(plain["contexts"]) == {"base"}
+    assert "secret" not in plain
+    inputs = {"WHEELHOUSE": "/wheels", "DEBS": "/debs", "DEEPSPEED": "/deepspeed", "BASE": "target:rootfs"}
+    ca, pip = tmp_path / "ca.pem", tmp_path / "pip.conf"
+    ca.touch()
+    pip.touch()
+    given = bake("cpu", **inputs, CA_BUNDLE=str(ca), PIP_CONF=str(pip))["cpu"]
+    assert given["contexts"] == {
+        "base": "target:rootfs",
+        "wheelhouse": "/wheels",
+        "debs": "/debs",
+        "deepspeed": "/deepspeed",
+    }
+    assert given["secret"] == [f"id=ca,src={ca}", f"id=pip,src={pip}"]
+
+
+@buildx
+def test_what_is_given_to_a_build_is_declared_in_it():
+    declared = set(" ".join(re.findall(r"^ARG (.*)$", DOCKERFILE, re.MULTILINE)).split())
+    names = {each.partition("=")[0] for each in declared}
+    for target in bake("cuda", "cpu").values():
+        assert set(target["args"]) <= names
+
+
+def test_secrets_are_mounted_and_never_copied():
+    assert re.findall(r"^(?:ARG|ENV) .*(?:TOKEN|PASSWORD|SECRET)", DOCKERFILE, re.MULTILINE) == []
+    assert re.findall(r"^ADD ", DOCKERFILE, re.MULTILINE) == []
+    assert set(re.findall(r"--mount=type=secret,id=(\w+)", DOCKERFILE)) == {"ca", "pip"}
+
+
+def test_torch_is_there_before_deepspeed_is_compiled():
+    assert "FROM torch-${VARIANT} AS deepspeed-build" in DOCKERFILE
+    assert "--no-build-isolation" in (ROOT / "image" / "deepspeed_wheel.sh").read_text()
+
+
+def test_the_toolkit_is_of_the_cuda_release_that_torch_pins():
+    release = ".".join(locked("cuda.txt")["cuda-toolkit"].split(".")[:2])
+    toolkit = locked("toolkit.txt")
+    assert set(toolkit) == {"nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-nvvm"}
+    assert {".".join(version.split(".")[:2]) for version in toolkit.values()} == {release}
+
+
+def test_no_package_is_in_two_locks_of_one_image():
+    assert not locked("image.txt").keys() & locked("cuda.txt").keys()
+    assert not locked("toolkit.txt").keys() & locked("cuda.txt").keys()
+
+
+def test_the_lock_of_debian_packages_has_what_the_image_asks_for():
+    asked = set(re.findall(r"^[a-z0-9][a-z0-9.+-]*", (ROOT / "image" / "packages.txt").read_text(), re.MULTILINE))
+    lines = (REQUIREMENTS / "debs.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[a-z0-9.+-]+ \S+ [0-9a-f]{64}", line) for line in lines)
+    assert asked - {"ca-certificates"} <= {line.split()[0] for line in lines}
+
+
+def test_the_context_of_the_build_is_what_goes_into_the_image():
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    assert {line[1:] for line in lines if line.startswith("!")} >= {"entrypoint", "train", "templates", "LICENSE"}
+
+
+def test_the_table_of_the_readme_is_the_version_table():
+    spec = importlib.util.spec_from_file_location("table", ROOT / "image" / "table.py")
+    assert spec
+    assert spec.loader
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    assert {row["name"] for row in table.rows()} >= {"cuda", "cpu"}
+    assert table.markdown_table() in (ROOT / "README.md").read_text()
+
+
+@buildx
+def test_a_row_without_a_lock_is_not_built():
+    assert {name.removeprefix("release-") for name in bake("release")} == {"cuda", "cpu"}
+    assert re.findall(r'name = "(\w+)".*lock = ""', BAKE) == ["cuda12", "next"]
