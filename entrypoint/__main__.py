@@ -20,7 +20,7 @@ from entrypoint.checkpoint_size import checkpoint_bytes
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
+from entrypoint.errors import OWN_BUG, MachineError, NodesError, Problem, SettingError
 from entrypoint.examine import examine
 from entrypoint.facts import Facts
 from entrypoint.local import Nodes
@@ -32,6 +32,7 @@ from entrypoint.namespaces import Namespaces
 from entrypoint.plan import Draft, Plan, all_checks
 from entrypoint.preflight import preflight
 from entrypoint.probe import probe
+from entrypoint.probe_machine import DIRECTORY_SECONDS, answer_within
 from entrypoint.reasons import Check, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, edits, read_request
@@ -416,7 +417,7 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     recipe: Recipe | None = None
     if script is not None:
         given = tuple(arguments) if words else split_arguments(request.arguments)
-        recipe = scripts.complete(choose_recipe(script, given, base=context.base))
+        recipe = _completed(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
     volume = context.base / choose_volume(request.volume, context.variables)[0]
     _mount(context, request, environment, volume, now=may_wait)
@@ -431,6 +432,16 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, draft
+
+
+def _completed(recipe: Recipe) -> Recipe:
+    """The recipe with its interpreter, which the script's first line tells; it may lie on a volume that hangs."""
+    try:
+        return answer_within(DIRECTORY_SECONDS, lambda: scripts.complete(recipe))
+    except TimeoutError:
+        raise MachineError(
+            f"{recipe.script} does not answer", fix="is the server of its file system gone? Mount it again"
+        ) from None
 
 
 def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:
