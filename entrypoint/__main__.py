@@ -17,6 +17,8 @@ import click
 from entrypoint import agent, launch, render, render_files, report, scripts, session, status, version, viewer
 from entrypoint import doctor as doctors
 from entrypoint.checkpoint_size import checkpoint_bytes
+from entrypoint.checks import check
+from entrypoint.cluster import make_cluster
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
@@ -40,6 +42,7 @@ from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 from entrypoint.stay import reason_to_stay
+from entrypoint.values import clean
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 _WHAT_THIS_IS = """\
@@ -337,11 +340,22 @@ def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...])
         facts = draft.facts
         found = _diagnose(context, made, draft)
     except Problem as error:
-        facts = probe(context.base / choose_volume(None, context.variables)[0])
-        examined = examine(facts, (), context.variables, None, speed=False)
-        found = doctors.diagnose(facts, examined, plan=None, found=(), problem=error)
+        found, facts = _diagnose_alone(context, error)
     click.echo(doctors.to_json(found, facts) if as_json else doctors.to_text(found, every=every))
     sys.exit(doctors.exit_code(found))
+
+
+def _diagnose_alone(context: Context, problem: Problem) -> tuple[tuple[Check, ...], Facts]:
+    """Without a plan: this machine as if it were the only one."""
+    wanted = clean(context.variables.get("TRAIN_VOLUME", ""))
+    volume = context.base / choose_volume(Path(wanted) if wanted else None, context.variables)[0]
+    facts = probe(volume)
+    chosen = context.variables.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(facts.gpus or ())
+    alone = make_cluster(read_environment({}), gpus, facts.listening_ports)
+    seen = check(alone, facts, gpus=gpus, chosen=chosen is not None, named=True, is_process=False)
+    examined = examine(facts, (), context.variables, volume if facts.volume.exists else None, speed=True)
+    return doctors.diagnose(facts, examined, plan=None, found=seen, problem=problem), facts
 
 
 def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
