@@ -105,8 +105,9 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
+    plan = _tried(context, plan, draft.facts)
     click.echo(report.to_text(plan, draft.facts))
-    plan = _checked(context, plan, draft.facts)
+    launch.check_plan(plan)
     sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
 
 
@@ -155,8 +156,9 @@ def up(context: Context) -> None:
     plan, draft = _plan(context, (), may_wait=True)
     plan = launch.numbered(plan, draft, say=_say)
     plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
+    plan = _tried(context, plan, draft.facts)
     click.echo(report.to_text(plan, draft.facts))
-    plan = _checked(context, plan, draft.facts)
+    launch.check_plan(plan)
     sys.exit(_train_beside(context, plan, draft))
 
 
@@ -168,15 +170,11 @@ def _stay(why: str) -> None:
     sys.exit(128 + signal.sigwait(stops))
 
 
-def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
-    """The plan with what is found by trying: a Problem where that forbids the start."""
-    launch.check_plan(plan)
-    found = findings_of(preflight(plan, facts, context.variables, say=_say))
-    for line in report.findings(found):
-        click.echo(line)
-    plan = replace(plan, findings=plan.findings + found)
-    launch.check_plan(plan)
-    return plan
+def _tried(context: Context, plan: Plan, facts: Facts) -> Plan:
+    """The plan with what is found by trying, unless there is nothing to start or it is forbidden already."""
+    if plan.recipe is None or any(finding.level == "stop" for finding in plan.findings):
+        return plan
+    return replace(plan, findings=plan.findings + findings_of(preflight(plan, facts, context.variables, say=_say)))
 
 
 def _on_terminal() -> bool:
