@@ -15,13 +15,13 @@ VALIDATORS := .validators
 # Arguments of the recipe: make train ARGS="--steps 600"
 ARGS ?=
 
-.PHONY: help setup train test lint lock plan templates clean
+.PHONY: help setup train test lint lock plan bench-cluster templates clean
 
 .DEFAULT_GOAL := help
 include image/image.mk
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv from the locks
 
@@ -42,6 +42,9 @@ plan: $(STAMP) ## show what `make train` would do, and why
 templates: $(STAMP) $(VALIDATORS)/ready ## render templates/ again, and ask each platform's own validator
 	$(PY) -m entrypoint render all -o templates
 	$(PY) -m pytest tests/templates
+
+bench-cluster: $(STAMP) ## what several nodes cost and gain, and recovery (root; some minutes)
+	for bench in cluster recovery roll_call; do $(PY) bench/$$bench.py || exit; done
 
 lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py

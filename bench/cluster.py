@@ -28,7 +28,8 @@ from entrypoint.namespaces import Namespaces
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-SHAPE = ["--seq-length", "64", "--global-batch", "4", "--log-every", "1", "--eval-every", "1000000"]
+# Few tokens: the time of a step is the network's, as on a GPU.
+SHAPE = ["--seq-length", "32", "--global-batch", "2", "--log-every", "1", "--eval-every", "1000000"]
 PLAIN_SECONDS = 300.0  # a plain run that has made no step by then hangs for our purposes
 
 
@@ -118,7 +119,7 @@ def plain(folder: Path, options: list[str], steps: int = 40, **settings: str) ->
             launcher = [*TORCHRUN, "--nnodes=2", f"--node-rank={node}", f"--master-addr={networks.address(0, link)}"]
             script = [str(ROOT / "train" / "ddp.py"), *options, "--steps", str(steps)]
             command = [*networks.command(node), *launcher, "--nproc-per-node=1", *script]
-            given = variables(folder, TRAIN_RUN_DIR=str(folder), **settings)
+            given = variables(folder, TRAIN_RUN_DIR=str(folder), OMP_NUM_THREADS="1", **settings)
             started.append(stack.enter_context(running(command, given)))
         with contextlib.suppress(TimeoutError):
             wait_for(lambda: all(process.poll() is not None for process in started), PLAIN_SECONDS)

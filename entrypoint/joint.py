@@ -7,6 +7,7 @@ from typing import Any
 
 from entrypoint import member, report, statement
 from entrypoint.attempt import End, Launch, Others, StopRequest, run_attempt
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
 from entrypoint.facts import Facts
 from entrypoint.history import History
@@ -30,13 +31,17 @@ class RunBook:
         self._history = History(folder, allowed)
 
     def begin(self) -> int:
-        self._refuse_rival()
+        self.look()
         if not self._anew:
             self._history.refuse_more()
         number = self._history.begin(anew=self._anew)
         self._anew = False
         self._folder.step.unlink(missing_ok=True)
         return number
+
+    @property
+    def trial(self) -> Trial | None:
+        return self._history.trial
 
     def end(self, result: Tally) -> Decision:
         if result.failure is not None:
@@ -46,7 +51,8 @@ class RunBook:
             return decision
         return replace(decision, text=f"starting again in {decision.delay:.0f} s ({self._history.counted()})")
 
-    def _refuse_rival(self) -> None:
+    def look(self) -> None:
+        """A second node 0 left its name."""
         if (rival := read_json(self._folder.rival)) is not None:
             self._folder.rival.unlink(missing_ok=True)
             raise two_primaries(str(rival.get("host")))
@@ -197,14 +203,18 @@ class JointAgent:
         self.number = start.attempt
         measurements = Measurements(start.measured, start.rails)
         try:
-            plan = self._plan(Settled(master_port=start.port, measured=measurements))
+            of_trial = start.trial.settings if start.trial else ()
+            settings = of_trial if start.host_id is None else (start.host_id, *of_trial)
+            plan = self._plan(Settled(master_port=start.port, measured=measurements, settings=settings))
             assert plan.launcher is not None
             self._write_plan(plan)
         except Problem as problem:
             meeting.tell("problem", exit_code=problem.exit_code, problem=problem.problem, fix=problem.fix)
             return
         self._say_network(plan, start)
-        launch = replace(self._launch, launcher=plan.launcher, others=hearing)
+        if start.trial:
+            self._launch.say(start.trial.text)
+        launch = replace(self._launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
         ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
         meeting.tell("ended", attempt=start.attempt, **ended.to_message())
         meeting.ready()

@@ -40,7 +40,7 @@ class Rail:
     """A network that every node has an interface on, and over which every node reaches its peers."""
 
     network: str
-    mbit_per_second: int | None  # of the slowest node; None: no sample
+    mbit_per_second: int | None  # of the slowest node that has a sample; None: none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def common_rails(nodes: Mapping[int, Sequence[Measured]]) -> tuple[Rail, ...]:
 
 
 def _slowest(measured: Iterable[Measured]) -> int | None:
-    speeds = [one.mbit_per_second for one in measured]
-    return None if None in speeds else min(speed for speed in speeds if speed is not None)
+    # A busy node may lose its sample: what the others saw counts, or a fast rail would come behind every slow one.
+    return min((one.mbit_per_second for one in measured if one.mbit_per_second is not None), default=None)
 
 
 def _nodes(ranks: Sequence[int]) -> str:

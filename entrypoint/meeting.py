@@ -1,6 +1,7 @@
 """The roll call beside the agent: a thread of its own, so that nothing the agent waits for silences the heartbeat."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -33,9 +34,11 @@ class Meeting:
         self._say = say
         self._member = Member(seat, self, state, doors, ended_elsewhere=ended_elsewhere)
         self._coordinator = Coordinator(seat, book, say) if book else None
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roll call", daemon=True)
         self._thread.start()
+        self._started.wait()
 
     def next(self, seconds: float) -> Event | None:
         """What was heard, or None after so long; a Problem of the roll call is raised here."""
@@ -65,25 +68,18 @@ class Meeting:
         self._say(text)
 
     def _call(self, function: Callable[..., None], *arguments: Message) -> None:
-        try:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended: so has the run
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop has ended: so has the run
-            return
 
     def _run(self) -> None:
-        try:
-            self._heard.put(self._loop.run_until_complete(self._meet()))
-        except BaseException as error:
-            self._heard.put(error)
-        finally:
-            self._end_tasks()
-            self._loop.close()
-
-    def _end_tasks(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        with asyncio.Runner() as runner:  # it cancels what is left, and waits for it
+            self._loop = runner.get_loop()
+            self._started.set()
+            try:
+                self._heard.put(runner.run(self._meet()))
+            except BaseException as error:
+                self._heard.put(error)
 
     async def _meet(self) -> Over:
         if self._coordinator is None:

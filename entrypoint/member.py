@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -9,10 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from entrypoint import secret
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import NodesError, Problem
 from entrypoint.measured import Measured, Rail
-from entrypoint.messages import VERSION, Message, MessageError, Secret, pack, random_word, receive, text_of
+from entrypoint.messages import VERSION, Message, MessageError, Secret, hang_up, pack, random_word, receive, text_of
 from entrypoint.reach import Door, Doors, Peer, measure
+from entrypoint.reasons import Setting
 from entrypoint.seat import BEAT_SECONDS, SAY_SECONDS, SILENCE_SECONDS, Seat
 
 _CONNECT_SECONDS = 5.0
@@ -36,7 +39,8 @@ class Start:
     port: int
     measured: tuple[Measured, ...]
     rails: tuple[Rail, ...]
-    rdma: dict[int, int]  # usable ports of each node rank
+    host_id: Setting | None = None  # where NCCL would take this node for another
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +133,11 @@ class Member:
                     if self._measuring:
                         self._measuring.cancel()
                     self._writer = None
-                    writer.close()
+                    await hang_up(writer)
         except _EndedElsewhere as ended:
             return ended.over
         finally:
-            self._doors.close()
+            await self._doors.close()
 
     async def number(self) -> int | None:
         """The rank that node 0 gives this machine, which was told none; None: all are taken."""
@@ -143,7 +147,7 @@ class Member:
             rank = answer.get("rank")
             return rank if isinstance(rank, int) else None
         finally:
-            writer.close()
+            await hang_up(writer)
 
     async def _find(self, hello: str = "join") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to node 0 that both sides trust; NodesError after TRAIN_WAIT without one."""
@@ -164,9 +168,9 @@ class Member:
                         await self._claim(missing)
                     why = missing
                 except BaseException:
-                    writer.close()
+                    await hang_up(writer)
                     raise
-                writer.close()
+                await hang_up(writer)
             except (TimeoutError, OSError, EOFError, MessageError) as error:
                 why = _why(error)
             if self._was_seated and (over := await asyncio.to_thread(self._ended_elsewhere)):
@@ -260,7 +264,7 @@ class Member:
                 with contextlib.suppress(EOFError, asyncio.TimeoutError):
                     await asyncio.wait_for(receive(reader), _CLAIM_SECONDS)
             finally:
-                writer.close()
+                await hang_up(writer)
         raise Refused(
             f"this node does not see the shared volume of node 0: {why}",
             fix="mount one volume on all nodes and name it with TRAIN_VOLUME",
@@ -328,8 +332,16 @@ class Member:
         elif kind == "start":
             self._ready = False
             rails = tuple(Rail(**rail) for rail in message["rails"])
-            rdma = {int(rank): int(count) for rank, count in message["rdma"].items()}
-            self._listener.heard(Start(int(message["attempt"]), int(message["port"]), self._measured, rails, rdma))
+            self._listener.heard(
+                Start(
+                    int(message["attempt"]),
+                    int(message["port"]),
+                    self._measured,
+                    rails,
+                    host_id=_host_id(message, self._seat.rank),
+                    trial=Trial.of(message.get("trial")),
+                )
+            )
         elif kind == "end":
             self._listener.heard(End(text_of(message, "text"), bool(message.get("hang"))))
         elif kind == "stop":
@@ -345,6 +357,11 @@ class _EndedElsewhere(Exception):
     def __init__(self, over: Over) -> None:
         super().__init__(over.text)
         self.over = over
+
+
+def _host_id(message: Message, rank: int | None) -> Setting | None:
+    told = message.get("host_ids", {}).get(str(rank))
+    return Setting("NCCL_HOSTID", str(told["value"]), str(told["reason"])) if told else None
 
 
 def _over(message: Message) -> Over:
@@ -363,5 +380,5 @@ def _why(error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"its name has no address ({error.strerror})"
     if isinstance(error, OSError):
-        return (error.strerror or str(error)).lower()
+        return (os.strerror(error.errno) if error.errno else str(error)).lower()
     return "the connection was closed" if isinstance(error, EOFError) else str(error)

@@ -5,6 +5,7 @@ sides' random words), so a node does not follow a foreign primary either.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
 import json
@@ -54,6 +55,32 @@ async def receive(reader: asyncio.StreamReader) -> Message:
     """The next message; EOFError (IncompleteReadError) where the connection ended, MessageError for anything else."""
     size = length(await reader.readexactly(_HEAD))
     return unpack(await reader.readexactly(size))
+
+
+class Connections:
+    """The tasks that serve a server's connections: to be ended with it, or the loop's end leaves them half-way."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def enter(self) -> None:
+        """For the current task, until it ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close, and give what was written last a moment to go out."""
+    writer.close()
+    with contextlib.suppress(OSError, asyncio.CancelledError):
+        await asyncio.wait_for(writer.wait_closed(), 1.0)
 
 
 @dataclass(frozen=True, slots=True)

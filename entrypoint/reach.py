@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from entrypoint.measured import Measured
-from entrypoint.messages import Message, MessageError, pack, random_word, receive
+from entrypoint.messages import Connections, Message, MessageError, hang_up, pack, random_word, receive
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 2.0
 LARGE_SECONDS = 3.0
 SAMPLE_SECONDS = 0.2
 LARGE_BYTES = 64 << 10
-_CHUNK = bytes(256 << 10)
+_CHUNK = bytes(64 << 10)
 _VISIT_SECONDS = 15.0
 _AT_ONCE = 64
 
@@ -63,6 +63,7 @@ class Doors:
         self.doors: tuple[Door, ...] = ()
         self._wanted = tuple(wanted)
         self._servers: list[asyncio.Server] = []
+        self._visits = Connections()
 
     async def open(self) -> None:
         opened = []
@@ -77,15 +78,20 @@ class Doors:
     def to_message(self) -> list[list[object]]:
         return [[door.interface, door.address, door.network, door.port] for door in self.doors]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         for server in self._servers:
             server.close()
         self._servers = []
+        await self._visits.end()
 
     async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, EOFError, MessageError, asyncio.TimeoutError):
+        self._visits.enter()
+        try:
             await asyncio.wait_for(self._serve(reader, writer), _VISIT_SECONDS)
-        await _close(writer)
+        except (OSError, EOFError, MessageError):
+            pass
+        finally:
+            await hang_up(writer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -193,7 +199,7 @@ async def _knock(own: Door, peer: Peer, door: Door, here: frozenset[str]) -> _Tr
         found.why = f"{way}: {_reason(error)}"
     finally:
         if writer:
-            await _close(writer)
+            await hang_up(writer)
     return found
 
 
@@ -262,9 +268,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
     return "the connection was closed" if isinstance(error, EOFError) else str(error).lower()
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with contextlib.suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(writer.wait_closed(), 1.0)

@@ -11,7 +11,18 @@ from typing import Any
 from entrypoint import secret
 from entrypoint.errors import MachineError
 from entrypoint.measured import Measured
-from entrypoint.messages import VERSION, Message, MessageError, pack, random_word, rank_of, receive, text_of
+from entrypoint.messages import (
+    VERSION,
+    Connections,
+    Message,
+    MessageError,
+    hang_up,
+    pack,
+    random_word,
+    rank_of,
+    receive,
+    text_of,
+)
 from entrypoint.roster import name, rank_for
 from entrypoint.run_folder import note_json, read_json
 from entrypoint.seat import SILENCE_SECONDS, Seat
@@ -73,6 +84,7 @@ class Reception:
         self._here: dict[str, int] = {}  # machine → connections
         self._owners: dict[int, str] = {}  # ranks given by arrival
         self._server: asyncio.Server | None = None
+        self._connections = Connections()
 
     async def open(self) -> None:
         """MachineError where the port cannot be had."""
@@ -113,8 +125,7 @@ class Reception:
     async def close(self) -> None:
         if self._server:
             self._server.close()
-        for claim in self.claims.values():
-            claim.writer.close()
+        await self._connections.end()
         with contextlib.suppress(OSError):
             await asyncio.to_thread(self._seat.nonce_path(self._nonce_name).unlink, True)
 
@@ -124,6 +135,7 @@ class Reception:
                 claim.writer.write(pack(message))
 
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.enter()
         guest = None
         try:
             guest = await self._receive_stranger(reader, writer)
@@ -133,8 +145,7 @@ class Reception:
             if guest:
                 self._put_lost(guest, _why(error))
         finally:
-            if guest is None or guest.writer is writer:
-                writer.close()
+            await hang_up(writer)
 
     async def _receive_stranger(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Guest | None:
         """A guest, or None for who is not one; the time for it is short, and so is what may be sent."""

@@ -9,6 +9,9 @@ of ours is on the script's sys.path.
 
 Signals: SIGTERM is a request; it is handed to the script once, which has all the time that the agent gives it. If
 another process of this node has failed before, the script is killed 2 s later. SIGUSR1: dump all stacks and end.
+
+Before a script is ended for a hang or another's fault, torch's flight recorder is asked for its trace through the pipe
+that NCCL's process group makes where TORCH_NCCL_DEBUG_INFO_PIPE_FILE says (and our recipes beside it, for gloo).
 """
 
 import contextlib
@@ -18,15 +21,19 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 FAULT_SECONDS = 2.0  # from another process's failure to SIGKILL
-DUMP_SECONDS = 5.0  # from SIGABRT, which makes Python write its stacks, to SIGKILL
+TRACE_SECONDS = 2.5  # for the flight recorder's trace: NCCL's monitor looks at its pipe once a second
+DUMP_SECONDS = 4.5  # from SIGABRT, which makes Python write its stacks, to SIGKILL
 LOG_BYTES = 64 << 20
 STOPPED = 143
 _PR_SET_PDEATHSIG = 1
@@ -80,8 +87,10 @@ class Keeper:
         self._script: subprocess.Popen[bytes] | None = None
         self._signals: list[int] = []
         self._asked = self._after_fault = self._hung = False
+        self._abort_at: float | None = None
         self._deadline: float | None = None
         self._traceback_at: float | None = None
+        self._environment = dict(os.environ)
 
     def keep(self, command: list[str]) -> int:
         """Run the command to its end; its exit code, but 0 for a stop that was agreed on.
@@ -89,9 +98,15 @@ class Keeper:
         torch's agent takes any other code for a fault and would end the processes that still save.
         """
         wake, output, into = self._pipes()
+        with _local_folder() as pipes:
+            self._environment = recorder_environment(os.environ, self._folder, self._name, pipes)
+            return self._run(command, wake, output, into)
+
+    def _run(self, command: list[str], wake: int, output: int, into: int) -> int:
         try:
             self._script = subprocess.Popen(
                 command,
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=into,
                 stderr=into,
@@ -126,13 +141,15 @@ class Keeper:
         readable.register(wake, select.POLLIN)
         readable.register(output, select.POLLIN)
         while True:
-            for descriptor, _ in readable.poll(500):
+            for descriptor, _ in readable.poll(100 if self._hung else 500):
                 if descriptor == wake:
                     os.read(wake, 4096)
                 elif not self._take(output):
                     readable.unregister(output)
             while self._signals:
                 self._heed(self._signals.pop(0), script)
+            if self._abort_at is not None and time.monotonic() >= self._abort_at:
+                self._abort(script)
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 _kill_group(script.pid)
             # WNOWAIT: the pid stays taken, so the group that is killed is the script's own
@@ -161,6 +178,7 @@ class Keeper:
     def _heed(self, number: int, script: "subprocess.Popen[bytes]") -> None:
         if number == signal.SIGTERM:
             if self._a_peer_failed():  # not asked to save: what the others have is no common state any more
+                self._ask_for_trace()
                 self._after_fault = True
                 self._deadline = self._deadline or time.monotonic() + FAULT_SECONDS
             elif not self._asked:
@@ -168,11 +186,27 @@ class Keeper:
                 script.send_signal(signal.SIGTERM)  # not to its group: loader workers must live to the last batch
         elif number == signal.SIGUSR1 and not self._hung:
             self._hung = True
-            self._deadline = time.monotonic() + DUMP_SECONDS
-            self._stacks = os.open(self._folder / f"{self._name}.stacks", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.write(self._stacks, _kernel_states(script.pid).encode())
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(script.pid, signal.SIGABRT)  # PYTHONFAULTHANDLER: every thread's stack goes to stderr
+            self._abort_at = time.monotonic() + (TRACE_SECONDS if self._ask_for_trace() else 0)
+
+    def _ask_for_trace(self) -> bool:
+        """Whether anything in the script listens: NCCL's process group, or a recipe of ours."""
+        asked = False
+        stem, rank = Path(self._environment[_PIPE_STEMS[-1]]), os.environ["RANK"]
+        for pipe in stem.parent.glob(f"{stem.name}{rank}.*"):
+            with contextlib.suppress(OSError):
+                end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(end, b"dump\n")
+                os.close(end)
+                asked = True
+        return asked
+
+    def _abort(self, script: "subprocess.Popen[bytes]") -> None:
+        self._abort_at = None
+        self._deadline = time.monotonic() + DUMP_SECONDS
+        self._stacks = os.open(self._folder / f"{self._name}.stacks", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.write(self._stacks, _kernel_states(script.pid).encode())
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(script.pid, signal.SIGABRT)  # PYTHONFAULTHANDLER: every thread's stack goes to stderr
 
     def _a_peer_failed(self) -> bool:
         node = self._name.partition("r")[0]
@@ -205,6 +239,36 @@ class Keeper:
             os.replace(partial, path)
         except OSError as error:  # the exit code tells the most of it
             self._log.write(f"{path}: {error.strerror}\n".encode())
+
+
+_PIPE_STEMS = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+
+
+def recorder_environment(variables: Mapping[str, str], folder: Path, name: str, pipes: str) -> dict[str, str]:
+    """The script's environment: where torch leaves traces and listens for a wish for one, and NCCL's first words.
+
+    torch appends the rank to both. What is set already stays. NCCL_DEBUG=INFO of the first process of each node, of the
+    start alone, goes to a file: there NCCL says which interface it uses.
+    """
+    node = name.partition("r")[0]
+    ours = {"TORCH_FR_DUMP_TEMP_FILE": f"{folder}/{node}.trace-"} | dict.fromkeys(_PIPE_STEMS, f"{pipes}/trace-")
+    if variables.get("LOCAL_RANK") == "0" and not variables.get("NCCL_DEBUG"):
+        ours |= {
+            "NCCL_DEBUG": "INFO",
+            "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,NET",
+            "NCCL_DEBUG_FILE": f"{folder}/{node}.nccl",
+        }
+    return ours | {name: value for name, value in variables.items() if value or name not in ours}
+
+
+@contextlib.contextmanager
+def _local_folder() -> Iterator[str]:
+    """For pipes, which a volume may not be able to hold: torch ends a training that cannot make its own."""
+    folder = tempfile.mkdtemp(prefix="roundhouse-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill_group(pid: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NoReturn, TypeVar
 
+import recorder
 import torch
 import torch.distributed as dist
 from options import Problem
@@ -43,6 +44,7 @@ def start(variables: Mapping[str, str] = os.environ) -> Process:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if world_size == 1 else {}
     dist.init_process_group(backend, timeout=TIMEOUT, **alone)
+    recorder.watch(rank, variables)
     return Process(rank, local_rank, world_size, device)
 
 

@@ -5,6 +5,9 @@
 Each step's data is 12 samples, whatever the number of processes, and a function of the step alone: a step that is
 left out, done twice or done from an older checkpoint than it should changes all losses after it. Started alone, without
 ranks, it prints the losses of an undisturbed run as fast as it can.
+
+After step 15, whose checkpoint is complete, it makes no step before there is a file `go` in the run's folder; all
+processes stay in touch meanwhile. So a fault comes at the same step however busy the machine is.
 """
 
 import json
@@ -17,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import mse_loss
 
-SAMPLES, WIDTH, EVERY = 12, 16, 5
+SAMPLES, WIDTH, EVERY, HOLD = 12, 16, 5, 15
 
 
 def main():
@@ -66,7 +69,21 @@ def train(model, optimizer, steps, pace):
             if rank == 0:
                 save(model, optimizer, folder, step)
             dist.barrier()
+        if step == HOLD:
+            hold(rank)
     dist.destroy_process_group()
+
+
+def hold(rank):
+    go, step_file = Path(os.environ["TRAIN_RUN_DIR"], "go"), Path(os.environ["TRAIN_STEP_FILE"])
+    while True:
+        held = torch.tensor(float(not go.exists()))
+        dist.all_reduce(held)
+        if not held:
+            return
+        if rank == 0:
+            step_file.write_text(f"{HOLD}\n")
+        time.sleep(0.05)
 
 
 def resume(model, optimizer, folder):

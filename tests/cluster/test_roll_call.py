@@ -1,7 +1,5 @@
 """What the nodes tell each other before anything starts: who is missing, and who is not like the others."""
 
-import time
-
 import pytest
 import trial
 
@@ -18,23 +16,23 @@ def script(tmp_path):
 
 def test_a_missing_node_is_named_and_may_come_late(tmp_path, script):
     with trial.Trial(tmp_path, 3, script) as run:
-        began = time.time()
         run.start(0, 1)
-        for node in (0, 1):
-            run.wait_for_line("2 of 3 nodes here", nodes=[node], seconds=15)
-            assert "missing: node 2" in run.text(node)
-        assert time.time() - began < 15
+        both_ready = run.wait_for_line("command ", nodes=[0, 1])  # the last line of their plans
+        named = run.wait_for_line("2 of 3 nodes here", nodes=[0, 1])
+        assert named - both_ready < 12, run.text()
+        assert "missing: node 2" in run.text(0)
+        assert "missing: node 2" in run.text(1)
         run.start(2)
         assert run.finish() == [0, 0, 0], run.text()
 
 
 def test_a_node_that_never_comes_is_named_in_the_end(tmp_path, script):
-    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "5"}).start(0, 2) as run:
-        run.wait_for(lambda: run.nodes[0].code is not None and run.nodes[2].code is not None, "no end", 30)
+    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "5"}) as run:
+        run.start(0, 2)
+        run.wait_for(lambda: run.nodes[0].code is not None and run.nodes[2].code is not None, "no end")
         assert (run.nodes[0].code, run.nodes[2].code) == (68, 68), run.text()
     for node in (0, 2):
-        assert "node 1" in run.text(node).split("error:")[1], run.text()
-        assert "fix:" in run.text(node)
+        assert "missing: node 1" in error_of(run, node), run.text()
 
 
 def differ(run, node, **variables):
@@ -53,34 +51,47 @@ def other_volume(run, tmp_path):
     differ(run, 1, TRAIN_VOLUME=str(tmp_path / "elsewhere"))
 
 
+# what differs → how, and what every node but that one has to quote
 DIFFERENCES = {
-    "rank": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="1", NODE_RANK="1"), ("node 1", "node2", "two nodes")),
-    "primary": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="0", NODE_RANK="0"), ("node 0", "two nodes")),
-    "world size": (lambda run, _: differ(run, 1, TRAIN_NODES="4"), ("node 1 (node1)", "number of nodes")),
-    "processes": (lambda run, _: differ(run, 1, TRAIN_NPROC="2"), ("node 1 (node1)", "processes per node")),
-    "script": (other_script, ("node 1 (node1)", "script")),
-    "arguments": (lambda run, _: run.nodes[1].command.append("--lr=2"), ("node 1 (node1)", "arguments")),
-    "volume": (other_volume, ("node 1 (node1)", "volume")),
-    "run": (lambda run, _: differ(run, 1, TRAIN_RUN="another"), ("another",)),
-    "token": (lambda run, _: differ(run, 1, TRAIN_TOKEN="mine"), ("TRAIN_TOKEN",)),
+    "rank": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="1", NODE_RANK="1"), ("two nodes", "node 1", "node2")),
+    "primary": (lambda run, _: differ(run, 2, TRAIN_NODE_RANK="0", NODE_RANK="0"), ("two nodes", "node 0", "node2")),
+    "world size": (lambda run, _: differ(run, 1, TRAIN_NODES="4"), ("number of nodes", "node 1 (node1)")),
+    "processes": (lambda run, _: differ(run, 1, TRAIN_NPROC="2"), ("processes per node", "node 1 (node1)")),
+    "script": (other_script, ("script", "node 1 (node1)")),
+    "arguments": (lambda run, _: run.nodes[1].command.append("--lr=2"), ("arguments", "node 1 (node1)")),
+    "volume": (other_volume, ("volume", "node 1 (node1)")),
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)
 def test_who_differs_is_named_and_stops_every_node(what, tmp_path, script):
     make_it_differ, quoted = DIFFERENCES[what]
-    with trial.Trial(tmp_path, 3, script, variables={"TRAIN_WAIT": "15"}) as run:
+    with trial.Trial(tmp_path, 3, script) as run:
         make_it_differ(run, tmp_path)
-        began = time.time()
         run.start()
-        assert run.finish(40) == [68, 68, 68], run.text()
-        seconds = time.time() - began
+        assert run.finish() == [68, 68, 68], run.text()
+    seconds = run.wait_for_line("error: ") - run.wait_for_line("command ", nodes=[0, 1])
+    assert seconds < 20, run.text()
+    culprit = 2 if "two nodes" in quoted else 1
     for node in range(3):
-        told = run.text(node).partition("error:")[2]
-        assert "fix:" in told, run.text()
-        assert "Traceback" not in run.text(node)
-        if what not in ("run", "token"):  # these two are strangers to node 0, and only the stranger learns why
-            assert all(part in told for part in quoted), (node, run.text())
-    assert any(all(part in run.text(node) for part in quoted) for node in range(3))
-    if what not in ("run", "token"):
-        assert seconds < 20, run.text()
+        told = error_of(run, node)
+        assert quoted[0] in told, run.text()
+        assert node == culprit or all(part in told for part in quoted), run.text()
+
+
+@pytest.mark.parametrize(("name", "value"), [("TRAIN_RUN", "another"), ("TRAIN_TOKEN", "mine")])
+def test_a_stranger_learns_why_and_the_others_go_on_waiting(name, value, tmp_path, script):
+    with trial.Trial(tmp_path, 2, script, variables={"TRAIN_WAIT": "8"}) as run:
+        differ(run, 1, **{name: value})
+        run.start()
+        assert run.finish() == [68, 68], run.text()
+    assert name in error_of(run, 1), run.text()
+    assert "missing: node 1" in error_of(run, 0), run.text()
+
+
+def error_of(run, node):
+    """Its last words: one line, and the fix."""
+    told = run.text(node).partition("error:")[2]
+    assert "fix:" in told, run.text()
+    assert "Traceback" not in run.text(node), run.text()
+    return told

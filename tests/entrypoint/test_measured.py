@@ -18,7 +18,8 @@ def one(network: str, speed: int | None = None, **told: object) -> Measured:
         ([[one("a", 900)], [one("b", 900)]], []),  # each routed from a network of its own
         ([[one("a", 900)], [one("a", missed=(2,))]], []),  # up on one node only
         ([[one("a", 900)], [one("a", large_passes=False)]], []),
-        ([[one("a", 900)], [one("a", None)]], [Rail("a", None)]),
+        ([[one("a", 900)], [one("a", None)]], [Rail("a", 900)]),
+        ([[one("a", None), one("b", 20)], [one("a", 900), one("b", 20)]], [Rail("a", 900), Rail("b", 20)]),
         ([[one("b"), one("a")], [one("a"), one("b")]], [Rail("a", None), Rail("b", None)]),  # one order for all
         ([[]], []),
         ([], []),

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "measured", "reasons", "stale", "topology", "values"},
+    {"facts", "hang", "measured", "reasons", "stale", "topology", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
@@ -17,7 +17,7 @@ LAYERS = (
     {"place"},
     {"environment", "request", "stay"},
     {"cluster", "devices", "recipes", "volume"},
-    {"host_ids", "interfaces", "rdma"},
+    {"diagnosis", "host_ids", "interfaces", "nccl_log", "rdma", "recorder"},
     {
         "caches",
         "check_examined",
@@ -44,7 +44,7 @@ LAYERS = (
     {"capture", "eject", "liveness", "names", "render_files", "report", "run_folder", "screen", "scripts", "version"},
     {"mount_volume", "try_volume"},
     {"examine"},
-    {"failure", "messages", "preflight", "restarts", "run_lock"},
+    {"failure", "messages", "preflight", "restarts", "run_lock", "traces"},
     {"history", "reach", "roster", "secret", "tally"},
     {"attempt", "seat", "statement", "status"},
     {"member", "reception"},

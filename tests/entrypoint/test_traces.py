@@ -1,0 +1,245 @@
+"""Real hangs under the keeper: what the ranks leave behind, and what is told of it."""
+
+import json
+import os
+import pickle
+import re
+import time
+from pathlib import Path
+
+import pytest
+import runs
+from test_exit_codes import HANG
+
+from entrypoint.hang import explain
+from entrypoint.traces import explain_folder, hung_at_first_collective, read_places, read_trace, read_traces
+
+TRAIN = runs.ROOT / "train"
+# Rank 0 waits in a collective that rank 1 never calls; torch alone, or with the recorder of our recipes.
+STUCK = """
+import os, sys, time
+from pathlib import Path
+import torch
+
+def lost_in_thought():
+    time.sleep(3600)
+
+def work(rank):
+    import torch.distributed as dist
+    for step in range(1, 4):
+        dist.all_reduce(torch.ones(1000))
+        if rank == 0:
+            Path(os.environ["TRAIN_STEP_FILE"]).write_text(str(step))
+    if rank == 1:
+        lost_in_thought()
+    dist.all_reduce(torch.ones(1000))
+"""
+OF_ONES_OWN = STUCK + "import torch.distributed as dist\ndist.init_process_group('gloo')\nwork(dist.get_rank())\n"
+OF_OURS = (
+    f"import sys\nsys.path.insert(0, {str(TRAIN)!r})\n{STUCK}import process_group\nwork(process_group.start().rank)\n"
+)
+
+
+def hang(tmp_path: Path, text: str, **variables: str) -> Path:
+    script = runs.write_script(tmp_path, text, "stuck.py")
+    code, output = runs.train(tmp_path, script, program=("-c", HANG), TRAIN_RESTARTS="1", **variables)
+    assert code == 137, output
+    assert "hang: no new step for" in output
+    return tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_hang_of_a_recipe_names_the_rank_that_was_behind_and_the_collective(tmp_path):
+    logs = hang(tmp_path, OF_OURS)
+    told = explain_folder(logs)
+    assert told is not None
+    assert told.startswith(
+        "rank 1 is behind: last in number 3 (gloo:all_reduce), while rank 0 waited in number 4 of group 0:default_pg "
+        "(gloo:all_reduce [1000])"
+    )
+    assert re.search(r"rank 1 was at \S+stuck\.py:9 in lost_in_thought", told)
+    assert not list(Path("/tmp").glob("roundhouse-*/trace-*.gloo.pipe"))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_script_of_ones_own_on_gloo_is_explained_by_its_stacks(tmp_path):
+    logs = hang(tmp_path, OF_ONES_OWN)
+    assert read_traces(logs) == ()
+    told = explain_folder(logs)
+    assert told is not None
+    assert re.search(
+        r"rank 1 was at \S+stuck\.py:7 in lost_in_thought, in no collective; "
+        r"rank 0 waited for it at \S+stuck\.py:17 in work",
+        told,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_rank_that_ends_by_a_timeout_of_its_group_leaves_its_trace_and_so_do_the_others(tmp_path):
+    short = OF_OURS.replace("import process_group\n", "import process_group\nprocess_group.TIMEOUT /= 150\n")
+    script = runs.write_script(tmp_path, short, "stuck.py")
+    began = time.monotonic()
+    code, output = runs.train(tmp_path, script, TRAIN_RESTARTS="1")
+    assert code == 1, output
+    assert time.monotonic() - began < 60
+    logs = tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
+    assert sorted(trace.rank for trace in read_traces(logs)) == [0, 1]
+    assert (explain_folder(logs) or "").startswith("rank 1 is behind")
+
+
+@pytest.mark.torch
+def test_torchs_own_pickle_and_json_say_the_same(tmp_path):
+    """Both forms of one dump, made here: NCCL's process group writes the pickle, our recorder the JSON."""
+    program = f"""
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(3, 4))
+dist.broadcast(torch.ones(5), 0)
+recorder = torch._C._distributed_c10d
+open({str(tmp_path / "n0.trace-0")!r}, "wb").write(recorder._dump_fr_trace())
+open({str(tmp_path / "n0.trace-1.gloo.json")!r}, "wb").write(recorder._dump_fr_trace_json())
+dist.destroy_process_group()
+"""
+    runs_alone = runs.subprocess.run(
+        [runs.sys.executable, "-c", program], env=os.environ | {"TORCH_FR_BUFFER_SIZE": "100"}, capture_output=True
+    )
+    assert runs_alone.returncode == 0, runs_alone.stderr
+    pickled, written = read_traces(tmp_path)
+    assert pickled.newest == written.newest
+    (newest,) = pickled.newest.values()
+    assert (newest.sequence, newest.operation, newest.sizes) == (4, "gloo:broadcast", "[5]")
+
+
+class _Calls:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch /tmp/roundhouse-was-here",)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps({"entries": [_Calls()]}),
+        pickle.dumps({"entries": []})[:-3],
+        b"",
+        b"{",
+        b'{"entries": 3}',
+        b'{"entries": [3]}',
+        b'{"entries": [{"collective_seq_id": 1, "time_created_ns": "x"}]}',
+        b"[1, 2]",
+        b"\x80\x04\x95",
+        os.urandom(300),
+        pickle.dumps([1, 2]),
+    ],
+)
+def test_a_trace_that_is_none_is_passed_over_and_calls_nothing(data, tmp_path):
+    (tmp_path / "n0.trace-0").write_bytes(data)
+    assert read_traces(tmp_path) in ((), read_traces(tmp_path)[:1])
+    assert not any(trace.newest for trace in read_traces(tmp_path))
+    assert explain_folder(tmp_path) is None
+    assert not Path("/tmp/roundhouse-was-here").exists()
+
+
+def test_a_trace_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "n0.trace-0"
+    with open(path, "wb") as stream:
+        stream.truncate(65 << 20)
+    assert read_trace(path) is None
+
+
+def nccl_entry(sequence: int, state: str, operation: str = "nccl:all_reduce", **told: object) -> dict[str, object]:
+    """In the form of torch's documentation of the recorder, version 2.5 of the format and later."""
+    entry: dict[str, object] = {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": sequence,
+        "p2p_seq_id": 0,
+        "profiling_name": operation,
+        "time_created_ns": 1724779239936775119 + sequence,
+        "input_sizes": [[3, 4]],
+        "state": state,
+        "is_p2p": False,
+    }
+    return entry | told
+
+
+def write_nccl(folder: Path, rank: int, *entries: dict[str, object]) -> None:
+    document = {"version": "2.10", "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "entries": list(entries)}
+    (folder / f"n{rank // 2}.trace-{rank}").write_bytes(pickle.dumps(document, protocol=2))
+    (folder / f"n{rank // 2}r{rank % 2}.started.json").write_text(json.dumps({"pid": 1, "script": 2, "rank": rank}))
+
+
+DONE, NOW = "completed", "started"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told", "first"),
+    [
+        (
+            [[nccl_entry(7, DONE), nccl_entry(8, NOW)]] * 3 + [[nccl_entry(7, DONE)]],
+            "rank 3 is behind: last in number 7 (nccl:all_reduce), while ranks 0, 1, 2 waited in number 8 of group "
+            "0:default_pg (nccl:all_reduce [3, 4])",
+            False,
+        ),
+        (
+            [[nccl_entry(1, NOW)]] * 4,
+            "all ranks were in number 1 of group 0:default_pg (nccl:all_reduce [3, 4]): the network or a GPU",
+            True,
+        ),
+        (
+            [[nccl_entry(5, NOW)]] * 3 + [[nccl_entry(5, NOW, "nccl:broadcast")]],
+            "the ranks do not agree on number 5 of group 0:default_pg: ranks 0, 1, 2 called nccl:all_reduce [3, 4], "
+            "rank 3 called nccl:broadcast [3, 4]",
+            True,
+        ),
+        (
+            [[nccl_entry(5, NOW)]] * 3 + [[nccl_entry(5, NOW, input_sizes=[[3, 5]])]],
+            "rank 3 called nccl:all_reduce [3, 5]",
+            True,
+        ),
+        ([[nccl_entry(5, DONE)]] * 4, "all ranks had completed number 5", False),
+        (
+            [[nccl_entry(9, DONE), nccl_entry(2, NOW, process_group=("1", "tp"), time_created_ns=2 * 10**18)]] * 2
+            + [[nccl_entry(9, DONE), nccl_entry(1, DONE, process_group=("1", "tp"))]] * 2,
+            "ranks 2, 3 are behind: last in number 1 (nccl:all_reduce), while ranks 0, 1 waited in number 2 of group "
+            "1:tp",
+            False,
+        ),
+        (
+            [[nccl_entry(4, NOW), nccl_entry(90, NOW, is_p2p=True)]] * 2 + [[nccl_entry(3, DONE)]] * 2,
+            "ranks 2, 3 are behind: last in number 3",
+            False,
+        ),
+    ],
+)
+def test_dumps_of_nccl_tell_who_was_behind(ranks, told, first, tmp_path):
+    for rank, entries in enumerate(ranks):
+        write_nccl(tmp_path, rank, *entries)
+    assert told in (explain_folder(tmp_path) or "")
+    assert hung_at_first_collective(tmp_path) is first
+
+
+def test_a_rank_without_a_trace_is_named(tmp_path):
+    for rank in range(4):
+        write_nccl(tmp_path, rank, nccl_entry(5, NOW))
+    (tmp_path / "n1.trace-3").unlink()
+    assert (explain_folder(tmp_path) or "").startswith("rank 3 left no trace; ranks 0, 1, 2 waited in number 5")
+
+
+def test_what_nccl_and_gloo_wrote_of_one_rank_is_put_together(tmp_path):
+    for rank in range(2):
+        write_nccl(tmp_path, rank, nccl_entry(5, DONE))
+        late = nccl_entry(
+            7 - rank, "scheduled", "gloo:barrier", process_group=["2", "saving"], time_created_ns=2 * 10**18
+        )
+        (tmp_path / f"n0.trace-{rank}.gloo.json").write_text(json.dumps({"entries": [late]}))
+    assert "rank 1 is behind: last in number 6 (gloo:barrier)" in (explain_folder(tmp_path) or "")
+
+
+def test_one_trace_alone_tells_nothing(tmp_path):
+    write_nccl(tmp_path, 0, nccl_entry(5, NOW))
+    assert explain_folder(tmp_path) is None
+    assert explain((), {}, ()) is None
+    assert read_places(tmp_path) == {}
