@@ -151,10 +151,17 @@ class Engine:
         """A volume with these files: `own_py="…"` becomes own.py."""
         name = self._name()
         docker("volume", "create", "--label", self._mark, name)
-        for key, text in files.items():
-            path = f"/workspace/{key.replace('_', '.')}"
-            made = (*self._options(None), "--rm", "-i", "-v", f"{name}:/workspace", IMAGE)
-            docker("run", *made, "sh", "-c", f"cat > {path}", input=text)
+        if files:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as archive:
+                for key, text in files.items():
+                    about = tarfile.TarInfo(key.replace("_", "."))
+                    about.size = len(text.encode())
+                    archive.addfile(about, io.BytesIO(text.encode()))
+            holder = self._name()  # never started
+            docker("create", *self._options(None), "--name", holder, "-v", f"{name}:/workspace", IMAGE)
+            docker("cp", "-", f"{holder}:/workspace", text=False, input=packed.getvalue())
+            docker("rm", holder)
         return name
 
     def network(self) -> str:
