@@ -99,6 +99,11 @@ class Container:
     def execute(self, *words: object, options=(), check=True) -> str:
         return docker("exec", *options, self.name, *words, check=check).stdout
 
+    def listening(self) -> set[int]:
+        """Ports that can be reached from outside."""
+        sockets = (line.split()[4] for line in self.execute("ss", "-Hltun").splitlines())
+        return {int(at.rpartition(":")[2]) for at in sockets if not at.startswith(("127.", "[::1]", "[::ffff:127."))}
+
     def read(self, path: str) -> str | None:
         """A file of the container, also when it has ended; None: not there."""
         answer = docker("cp", f"{self.name}:{path}", "-", check=False, text=False)

@@ -87,7 +87,6 @@ def test_two_nodes_train_over_the_fast_network_save_on_a_stop_and_go_on(engine):
     first.wait_until(lambda: newest_step(first) > int(saved) + 2, "no step after the second start")
 
 
-@pytest.mark.xfail(reason="one node alone cannot call the others back yet: wants the roll call", strict=False)
 def test_a_node_that_crashed_comes_back_and_both_go_on_from_the_checkpoint(engine):
     cluster = Cluster(engine, save_every=3, options=("--restart", "on-failure:3"))
     first, second = cluster.nodes

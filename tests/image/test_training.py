@@ -46,6 +46,7 @@ def test_a_stop_saves_within_the_grace_and_the_next_start_goes_on(engine):
     assert "step 3/" in log
     assert container.execute("tmux", "-L", "roundhouse", "list-sessions", "-F", "#{session_name}") == "train\n"
     assert "[n0r0] step" in container.execute("tmux", "-L", "roundhouse", "capture-pane", "-pt", "train")
+    assert container.listening() <= {29500}, "the processes' meeting point, and nothing else"
     began = time.monotonic()
     container.stop(60)
     assert time.monotonic() - began < 45
