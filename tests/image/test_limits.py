@@ -35,3 +35,20 @@ def test_a_volume_that_is_full_at_the_checkpoint_ends_the_run_with_a_code_and_it
     assert result.code not in (0, 70), result
     assert "No space left on device" in result.output + result.errors
     assert "Traceback" not in result.errors
+
+
+FILLS = """cat > /workspace/fills.py << 'END'
+import os
+with open(os.environ["TRAIN_CHECKPOINT_DIR"] + "/huge", "wb", buffering=0) as stream:
+    while stream.write(bytes(1 << 16)):
+        pass
+END
+exec roundhouse train /workspace/fills.py
+"""
+
+
+def test_a_script_that_fills_the_volume_fails_with_its_own_code_and_the_cause_is_told(engine):
+    result = engine.run("bash", "-c", FILLS, options=tmpfs("4m"), variables={"TRAIN_RESTARTS": "1"})
+    assert result.code == 1, result
+    assert "No space left on device" in result.errors.splitlines()[-1]
+    assert "Traceback" not in result.errors
