@@ -87,13 +87,17 @@ class Container:
     def logs(self) -> str:
         return docker("logs", self.name, stderr=subprocess.STDOUT, capture_output=False, stdout=subprocess.PIPE).stdout
 
+    def step(self) -> int:
+        """The newest that rank 0 of a recipe has told here; 0: none yet."""
+        return max(map(int, re.findall(r"^\[n0r0\] step +(\d+)/", self.logs(), re.MULTILINE)), default=0)
+
     def start(self) -> None:
         docker("start", self.name)
 
     def stop(self, seconds: int) -> None:
         docker("stop", "-t", seconds, self.name, timeout=seconds + 30)
 
-    def wait(self, seconds: int = 300) -> int:
+    def wait(self, seconds: int = 600) -> int:
         return int(docker("wait", self.name, timeout=seconds).stdout)
 
     def execute(self, *words: object, options=(), check=True) -> str:
@@ -118,10 +122,10 @@ class Container:
         with tarfile.open(fileobj=io.BytesIO(answer.stdout)) as archive:
             return {m.name: (m.size, m.mtime, m.chksum) for m in archive if m.isfile()}
 
-    def wait_for(self, text: str, seconds: float = 240) -> None:
+    def wait_for(self, text: str, seconds: float = 600) -> None:
         self.wait_until(lambda: text in self.logs(), f"it never said {text!r}", seconds)
 
-    def wait_until(self, condition, what: str, seconds: float = 240) -> None:
+    def wait_until(self, condition, what: str, seconds: float = 600) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert self.state["Running"], f"{what}: {self!r}"
@@ -136,7 +140,7 @@ class Engine:
         self._mark = f"roundhouse-test-{uuid4().hex[:12]}"
         self._count = 0
 
-    def run(self, *words: object, options=(), variables: Mapping[str, str] | None = None, timeout=300) -> Result:
+    def run(self, *words: object, options=(), variables: Mapping[str, str] | None = None, timeout=600) -> Result:
         """`docker run --rm`: in the foreground, to its end."""
         made = (*self._options(variables), "--rm", *options, IMAGE, *words)
         return Result(docker("run", *made, check=False, timeout=timeout))
