@@ -1,5 +1,6 @@
 """The attempts of one node among several: what node 0 decides is done here, and told back."""
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -100,14 +101,17 @@ def own_address(plan: Plan, facts: Facts) -> str | None:
 
 def is_primary(plan: Plan, facts: Facts) -> bool:
     """Of nodes that are told no rank, the one that has the primary's address."""
-    primary = plan.cluster.primary_address
     own = {address.partition("/")[0] for interface in facts.interfaces for address in interface.addresses}
-    return primary in own or any(
-        target == primary and source == asked and source in own
-        for target, source in facts.routes
-        for asked in (target, plan.network.address)
-        if not is_loopback(source)
+    return not own.isdisjoint(
+        address for address in _addresses(plan.cluster.primary_address) if not is_loopback(address)
     )
+
+
+def _addresses(host: str | None) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # node 0's own name is known to node 0
+        return set()
 
 
 @dataclass(slots=True)
