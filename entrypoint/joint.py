@@ -1,5 +1,6 @@
 """The attempts of one node among several: what node 0 decides is done here, and told back."""
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -37,7 +38,8 @@ class RunBook:
             self._history.refuse_more()
         number = self._history.begin(anew=self._anew)
         self._anew = False
-        self._folder.step.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._folder.step.unlink()
         return number
 
     @property
@@ -144,12 +146,13 @@ class _Hearing(Others):
     def hear_stop(self, event: member.Stop) -> None:
         if self.stop.asked_at is None:
             self.told_stop = True  # node 0 knows it
-            self.stop.hear(event.text)
+            self.stop.hear(event.text, by_signal=event.by_signal)
 
     def pass_on_stop(self) -> None:
         if self.stop.look() and not self.told_stop:
             self.told_stop = True
-            self.meeting.tell("stop", text="a signal" if self.stop.by_signal else "the stop file")
+            by_signal = self.stop.by_signal
+            self.meeting.tell("stop", text="a signal" if by_signal else "the stop file", by_signal=by_signal)
 
 
 class JointAgent:
