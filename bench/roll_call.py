@@ -32,6 +32,8 @@ DOOR = Door("lo", "127.0.0.1", "127.0.0.0/8")
 class Book:
     """No volume: it is not what is measured here."""
 
+    trial = None
+
     def look(self) -> None:
         pass
 
@@ -68,7 +70,10 @@ async def trial(nodes: int, volume: Path) -> dict[str, object]:
     everybody = [Node(seat) for seat in seats]
     running = [asyncio.create_task(node.member.run()) for node in everybody]
     ended = asyncio.gather(*running)
-    await asyncio.wait({ended, asyncio.gather(*(node.started for node in everybody))}, return_when="FIRST_COMPLETED")
+    started = asyncio.gather(*(node.started for node in everybody))
+    await asyncio.wait({deciding, ended, started}, return_when="FIRST_COMPLETED")
+    if deciding.done():
+        deciding.result()  # raises what went wrong
     begun, used = time.monotonic(), time.process_time() - used
     codes = {over.exit_code for over in await ended}
     await deciding
