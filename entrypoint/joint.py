@@ -1,5 +1,7 @@
 """The attempts of one node among several: what node 0 decides is done here, and told back."""
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ from entrypoint.seat import Seat
 from entrypoint.tally import Tally
 from entrypoint.values import is_loopback
 
-_WORD_SECONDS = 5.0  # from a request to stop to the word of node 0, where no attempt runs
+_WORD_SECONDS = 5.0  # from a request to stop to leaving alone, where node 0 is not reached
+_SEATED_SECONDS = 60.0  # more than node 0 gives the slowest node
 
 
 class RunBook:
@@ -36,7 +39,8 @@ class RunBook:
             self._history.refuse_more()
         number = self._history.begin(anew=self._anew)
         self._anew = False
-        self._folder.step.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._folder.step.unlink()
         return number
 
     @property
@@ -100,14 +104,17 @@ def own_address(plan: Plan, facts: Facts) -> str | None:
 
 def is_primary(plan: Plan, facts: Facts) -> bool:
     """Of nodes that are told no rank, the one that has the primary's address."""
-    primary = plan.cluster.primary_address
     own = {address.partition("/")[0] for interface in facts.interfaces for address in interface.addresses}
-    return primary in own or any(
-        target == primary and source == asked and source in own
-        for target, source in facts.routes
-        for asked in (target, plan.network.address)
-        if not is_loopback(source)
+    return not own.isdisjoint(
+        address for address in _addresses(plan.cluster.primary_address) if not is_loopback(address)
     )
+
+
+def _addresses(host: str | None) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # node 0's own name is known to node 0
+        return set()
 
 
 @dataclass(slots=True)
@@ -140,12 +147,13 @@ class _Hearing(Others):
     def hear_stop(self, event: member.Stop) -> None:
         if self.stop.asked_at is None:
             self.told_stop = True  # node 0 knows it
-            self.stop.hear(event.text)
+            self.stop.hear(event.text, by_signal=event.by_signal)
 
     def pass_on_stop(self) -> None:
         if self.stop.look() and not self.told_stop:
             self.told_stop = True
-            self.meeting.tell("stop", text="a signal" if self.stop.by_signal else "the stop file")
+            by_signal = self.stop.by_signal
+            self.meeting.tell("stop", text="a signal" if by_signal else "the stop file", by_signal=by_signal)
 
 
 class JointAgent:
@@ -163,6 +171,7 @@ class JointAgent:
         self._environment, self._seat = environment, seat
         self._folder = launch.folder
         self.number = 0
+        self._ended_at = 0.0  # the last attempt, here
 
     def attempts(self, *, by_hand: bool) -> Decision:
         """Until node 0 says that it is over; a Problem where the nodes do not come together."""
@@ -192,12 +201,15 @@ class JointAgent:
                 hearing.hear_stop(event)
             elif isinstance(event, member.Start):
                 self._attempt(event, meeting, hearing)
-            elif self._asked_for(_WORD_SECONDS):
+            elif self._is_forgotten(meeting):
                 return Decision(None, STOPPED, "stopped while waiting for the other nodes; start it again to go on")
 
-    def _asked_for(self, seconds: float) -> bool:
-        asked = self._stop.asked_at
-        return asked is not None and time.monotonic() - asked >= seconds
+    def _is_forgotten(self, meeting: Meeting) -> bool:
+        """Asked to stop, and node 0 says nothing: it is not reached, or not even after all nodes had time to save."""
+        if self._stop.asked_at is None:
+            return False
+        waited = time.monotonic() - max(self._stop.asked_at, self._ended_at)
+        return waited >= (self._launch.grace_seconds + _SEATED_SECONDS if meeting.is_seated else _WORD_SECONDS)
 
     def _attempt(self, start: member.Start, meeting: Meeting, hearing: _Hearing) -> None:
         self.number = start.attempt
@@ -216,6 +228,7 @@ class JointAgent:
             self._launch.say(start.trial.text)
         launch = replace(self._launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
         ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
+        self._ended_at = time.monotonic()
         meeting.tell("ended", attempt=start.attempt, **ended.to_message())
         meeting.ready()
 
