@@ -44,7 +44,9 @@ def hang(tmp_path: Path, text: str, **variables: str) -> Path:
     script = runs.write_script(tmp_path, text, "stuck.py")
     code, output = runs.train(tmp_path, script, program=("-c", HANG), TRAIN_RESTARTS="1", **variables)
     assert code == 137, output
-    assert "hang: no new step for" in output
+    last = [line for line in output.splitlines() if "hang: no new step for" in line][-1]
+    logs = tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
+    assert last.endswith(f"; {explain_folder(logs)}")
     return tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
 
 
