@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,8 @@ def hang(tmp_path: Path, text: str, **variables: str) -> Path:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_hang_of_a_recipe_names_the_rank_that_was_behind_and_the_collective(tmp_path):
-    logs = hang(tmp_path, OF_OURS)
+    (tmp_path / "tmp").mkdir()
+    logs = hang(tmp_path, OF_OURS, TMPDIR=str(tmp_path / "tmp"))
     told = explain_folder(logs)
     assert told is not None
     assert told.startswith(
@@ -61,7 +61,7 @@ def test_a_hang_of_a_recipe_names_the_rank_that_was_behind_and_the_collective(tm
         "(gloo:all_reduce [1000])"
     )
     assert re.search(r"rank 1 was at \S+stuck\.py:9 in lost_in_thought", told)
-    assert not list(Path("/tmp").glob("roundhouse-*/trace-*.gloo.pipe"))
+    assert not list((tmp_path / "tmp").glob("roundhouse-*"))
 
 
 @pytest.mark.slow
@@ -81,12 +81,11 @@ def test_a_script_of_ones_own_on_gloo_is_explained_by_its_stacks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_rank_that_ends_by_a_timeout_of_its_group_leaves_its_trace_and_so_do_the_others(tmp_path):
-    short = OF_OURS.replace("import process_group\n", "import process_group\nprocess_group.TIMEOUT /= 150\n")
+    short = OF_OURS.replace("import process_group\n", "import process_group\nprocess_group.TIMEOUT /= 60\n")
     script = runs.write_script(tmp_path, short, "stuck.py")
-    began = time.monotonic()
     code, output = runs.train(tmp_path, script, TRAIN_RESTARTS="1")
     assert code == 1, output
-    assert time.monotonic() - began < 60
+    assert "first to fail: node 0 rank 0, exit code 1; rank 1 is behind: last in number 3" in output.splitlines()[-1]
     logs = tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
     assert sorted(trace.rank for trace in read_traces(logs)) == [0, 1]
     assert (explain_folder(logs) or "").startswith("rank 1 is behind")
