@@ -169,9 +169,25 @@ def nccl_entry(sequence: int, state: str, operation: str = "nccl:all_reduce", **
 def write_nccl(folder: Path, rank: int, *entries: dict[str, object]) -> None:
     document = {"version": "2.10", "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "entries": list(entries)}
     (folder / f"n{rank // 2}.trace-{rank}").write_bytes(pickle.dumps(document, protocol=2))
-    (folder / f"n{rank // 2}r{rank % 2}.started.json").write_text(json.dumps({"pid": 1, "script": 2, "rank": rank}))
+    for kind in ("started", "ended"):
+        (folder / f"n{rank // 2}r{rank % 2}.{kind}.json").write_text(json.dumps({"pid": 1, "script": 2, "rank": rank}))
 
 
+STACKS = """thread 7: S (sleeping), in the kernel at do_epoll_wait
+Fatal Python error: Aborted
+
+Thread 0x00007f23fd6e0040 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+  File "/home/ada/own.py", line 99 in prefetch
+
+Current thread 0x00007f23fd6e0041 (most recent call first):
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/ada/own.py", line 3 in step
+  File "/home/ada/own.py", line 9 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
 DONE, NOW = "completed", "started"
 
 
@@ -227,6 +243,18 @@ def test_a_rank_without_a_trace_is_named(tmp_path):
         write_nccl(tmp_path, rank, nccl_entry(5, NOW))
     (tmp_path / "n1.trace-3").unlink()
     assert (explain_folder(tmp_path) or "").startswith("rank 3 left no trace; ranks 0, 1, 2 waited in number 5")
+
+
+def test_a_rank_that_could_write_nothing_is_named(tmp_path):
+    """As one that was stopped: of two, the other's trace is the only one; without a recorder, its stack."""
+    for rank in range(2):
+        write_nccl(tmp_path, rank, nccl_entry(5, NOW))
+    (tmp_path / "n0.trace-1").unlink()
+    assert (explain_folder(tmp_path) or "").startswith("rank 1 left no trace; rank 0 waited in number 5")
+    (tmp_path / "n0.trace-0").unlink()
+    (tmp_path / "n0r0.stacks").write_text(STACKS)
+    told = "rank 1 left no stack (stopped?); rank 0 waited at /home/ada/own.py:3 in step"
+    assert explain_folder(tmp_path) == told
 
 
 def test_what_nccl_and_gloo_wrote_of_one_rank_is_put_together(tmp_path):
