@@ -32,7 +32,8 @@ class Measured:
         if not self.reached:
             return f"was not tried{detail}"
         speed = f", {self.mbit_per_second} Mbit/s" if self.mbit_per_second is not None else ""
-        return f"reaches all {len(self.reached)} peers that were tried{speed}"
+        peers = f"all {len(self.reached)} peers that were tried" if len(self.reached) > 1 else "its peer"
+        return f"reaches {peers}{speed}"
 
 
 @dataclass(frozen=True, slots=True)
