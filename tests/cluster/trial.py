@@ -31,10 +31,8 @@ PATIENT = (sys.executable, "-m", "entrypoint", "train")
 class Trial:
     """Nodes in namespaces that train `words` on a volume that they share; use with `with`."""
 
-    def __init__(
-        self, volume, nodes, *words, links=LINKS, program=PATIENT, primary_link=1, variables=None, run="steps"
-    ):
-        self.run = Path(volume) / "runs" / run
+    def __init__(self, volume, nodes, *words, links=LINKS, program=PATIENT, primary_link=1, variables=None):
+        self.run = Path(volume) / "runs" / Path(words[0] if words else SCRIPT).stem
         self.lines = []  # (seconds since the epoch, node, text)
         self._stack = contextlib.ExitStack()
         self._arguments = (nodes, 1, [str(word) for word in words] or [str(SCRIPT), str(STEPS)])
