@@ -45,7 +45,7 @@ def partition(trial):
 
 
 def _heal_when_noticed(trial):
-    trial.wait_for_line("this attempt ends", nodes=[0])
+    trial.wait_for_line("was lost: ", nodes=[0])
     for node in range(1, len(trial.nodes.nodes)):
         trial.networks.heal(node)
 

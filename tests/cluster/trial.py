@@ -18,14 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds: a busy machine must not fail a test
 STEPS, HOLD = 40, 15  # of the script where nothing else is said: two seconds, and where it waits for `release`
 SCRIPT = Path(__file__).with_name("steps.py")
-# A hang is judged after 2 minutes; here after 10 s, so that a test need not wait for it.
+PATIENT = (sys.executable, "-m", "entrypoint", "train")
+# A hang is judged after 2 minutes; here after 10 s, so that nobody need wait for it.
 IMPATIENT = (
     sys.executable,
     "-c",
     "from entrypoint import launch; launch.HANG_SECONDS = 10.0; from entrypoint.__main__ import main; main()",
     "train",
 )
-PATIENT = (sys.executable, "-m", "entrypoint", "train")
+
+
+def program_for(fault):
+    return IMPATIENT if fault == "stopped" else PATIENT
 
 
 class Trial:
