@@ -142,6 +142,9 @@ def up(context: Context) -> None:
     """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
     if not read_request(context.variables).script:
         click.echo(_WHAT_THIS_IS)
+        request, environment = read_request(context.variables), read_environment(context.variables)
+        volume = context.base / choose_volume(request.volume, context.variables)[0]
+        _mount(context, request, environment, volume, now=True)
         if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
             _stay(why)
         return
@@ -346,7 +349,9 @@ def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
         click.echo("looking at the GPUs and the volume (some seconds)", err=True)
     is_process = made.process_rank is not None
     found = all_checks(made.cluster, facts, draft.request, context.variables, volume, is_process=is_process)
-    to_try = None if facts.volume.exists is None else volume  # one that does not answer is not asked twice
+    # One that does not answer is not asked twice, and what lies below a mount to come does not matter.
+    to_come = draft.request.mount is not None and facts.volume.mount_point != str(volume)
+    to_try = None if facts.volume.exists is None or to_come else volume
     examined = examine(facts, made.settings, context.variables, to_try, speed=True)
     size, keep = checkpoint_bytes(made.recipe)
     return doctors.diagnose(facts, examined, plan=made, found=found, problem=None, checkpoint_bytes=size, keep=keep)

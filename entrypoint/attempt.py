@@ -8,19 +8,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import OWN_BUG, STOPPED
-from entrypoint.failure import Ended, describe, first_to_fail, read_ended, sentence
+from entrypoint.failure import Ended, describe, first_to_fail, read_ended, sentence, timed_out
 from entrypoint.launchers import Launcher
 from entrypoint.liveness import Liveness
+from entrypoint.nccl_log import compare, parse_nccl_log
+from entrypoint.network import Network
 from entrypoint.restarts import Outcome
 from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
 from entrypoint.tally import KILLED, Report
+from entrypoint.traces import explain_folder, hung_at_first_collective
 
 _HERE = Path(__file__).resolve().parent
 _POLL_SECONDS = 0.2
@@ -107,6 +111,8 @@ class Launch:
     say: Callable[[str], None]
     hang_seconds: float | None = None  # None: liveness's own
     others: Others = field(default_factory=Others)
+    network: Network | None = None  # what NCCL's own words are compared with; None: one node, where any will do
+    trial: Trial | None = None
 
 
 def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: StopRequest) -> Report:
@@ -126,9 +132,10 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     ending = watch.to_the_end()
     end_descendants()
     watch.see_step()
+    watch.audit()
     if watch.ended_for is not None:
         return _ended_for_others(launch, number, watch.ended_for, stepped=watch.liveness.stepped)
-    return _report(launch, number, child.returncode, ending, stop, stepped=watch.liveness.stepped)
+    return _report(launch, number, child.returncode, ending, stop, stepped=watch.liveness.stepped or watch.came_through)
 
 
 def _child_command(launcher: Launcher, logs: Path, outcome: Path) -> list[str]:
@@ -148,11 +155,13 @@ class _Watch:
     def __init__(self, launch: Launch, logs: Path, child: "subprocess.Popen[bytes]", stop: StopRequest) -> None:
         self.liveness = Liveness(launch.hang_seconds)
         self.ended_for: End | None = None
+        self.came_through = False
         self._launch, self._logs, self._child, self._stop = launch, logs, child, stop
         self._passed_to: set[int] = set()
         self._ended_at: float | None = None
         self._looked_at = 0.0
-        self._told_failing = False
+        self._told_failing = self._audited = False
+        self._began_at = time.monotonic()
 
     def to_the_end(self) -> str | None:
         """Wait for the end; None: it came by itself, or in the time that a request gives."""
@@ -162,6 +171,8 @@ class _Watch:
                 self._child.wait()
                 return ending
             self.see_step()
+            if self.liveness.stepped:
+                self.audit()
             collect_orphans(self._child.pid)
             self._tell_failing()
             time.sleep(_POLL_SECONDS)
@@ -182,6 +193,19 @@ class _Watch:
             stamp = self._launch.folder.step.stat().st_mtime
             self.liveness.see(self._launch.folder.current_step(), stamp)
 
+    def audit(self) -> None:
+        """Once, when NCCL has certainly said which way it sends: warn if it is not the planned one."""
+        network, self._audited = (None if self._audited else self._launch.network), True
+        if network is None:
+            return
+        with contextlib.suppress(OSError):
+            text = (self._logs / f"n{self._launch.folder.node}.nccl").read_text(errors="replace")
+            ours = any(setting.name == "NCCL_SOCKET_IFNAME" for setting in network.settings)
+            for finding in compare(parse_nccl_log(text), network.interfaces if ours else (), network.rdma.hcas):
+                self._launch.say(f"warn  {finding.text}")
+                if finding.fix:
+                    self._launch.say(f"      fix: {finding.fix}")
+
     def _must_end(self) -> str | None:
         if not self._launch.beat():
             return "killed: another launcher has taken this run's lock; this machine must have slept"
@@ -191,11 +215,19 @@ class _Watch:
             return self._pass_on_request()
         if self._launch.folder.node:
             return None  # node 0 judges for all: the step file of another node may be seen late
+        if (trial := self._launch.trial) and self._is_past(trial):
+            self.came_through = True
+            return f"end of the trial: with {trial.switch}=1 the first collective came through"
         if (seconds := self.liveness.stuck_for()) is not None and not self._saves():
             text = f"hang: no new step for {seconds:.0f} s; stacks of all ranks are in {self._logs}/*.stacks"
             self._launch.others.hang(text)
-            return self._dump_stacks(text)
+            self._dump_stacks(text)
+            told = explain_folder(self._logs)
+            return f"{text}; {told}" if told else text
         return None
+
+    def _is_past(self, trial: Trial) -> bool:
+        return self.liveness.stepped or time.monotonic() - self._began_at > trial.seconds
 
     def _end_for_others(self, end: End) -> str:
         """A little time in which processes that fail by themselves can say why; they cannot be asked to save."""
@@ -286,8 +318,11 @@ def _report(
         return Report(Outcome(KILLED, ending, stepped, by_itself=False, ours=ours))
     first = first_to_fail(all_ended, fine=(0, STOPPED))
     if first is not None:
+        hung = timed_out(first)
+        first = replace(first, note=explain_folder(logs) or "") if hung else first
         note_json(launch.folder.of_node("failure.json"), describe(first, number))
-        return Report(Outcome(first.exit_code, sentence(first), stepped, _by_itself(first), ours), (first,))
+        outcome = Outcome(first.exit_code, sentence(first), stepped, _by_itself(first), ours)
+        return Report(replace(outcome, first_collective=hung and hung_at_first_collective(logs)), (first,))
     stopped = any(ended.exit_code == STOPPED for ended in all_ended)
     if stopped or (ours and child_code != 0 and _all_have_ended(logs, node)):
         return Report(Outcome(STOPPED, stepped=stepped, ours=True))

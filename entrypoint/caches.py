@@ -19,9 +19,9 @@ _DOWNLOADED = {
     "PIP_CACHE_DIR": ("pip", "what pip downloads"),
 }
 COMPILED = {
-    "TORCH_EXTENSIONS_DIR": ("torch_extensions", "C++ and CUDA extensions, DeepSpeed's ops among them"),
+    "TORCH_EXTENSIONS_DIR": ("torch_extensions", "extensions and ops"),
     "TRITON_CACHE_DIR": ("triton", "kernels of Triton"),
-    "TORCHINDUCTOR_CACHE_DIR": ("inductor", "what torch.compile compiled"),
+    "TORCHINDUCTOR_CACHE_DIR": ("inductor", "torch.compile"),
 }
 
 
@@ -33,11 +33,11 @@ def cache_settings(
     # On a laptop the models are in the home already; in a container the home is lost with it.
     if (in_image or facts.container is not None) and shares_disk(facts):
         for name, (folder, what) in _DOWNLOADED.items():
-            reason = f"{what}: on the volume, where they outlive this container"
+            reason = f"{what}: the volume outlives this container"
             settings.append(Setting(name, str(volume / "cache" / folder), reason))
     local = compiled_folder(facts, variables, machine=machine)
     for name, (folder, what) in COMPILED.items():
-        reason = f"{what}: on this machine's disk, by what they were compiled for"
+        reason = f"{what}: compiled for this installation, on its own disk"
         settings.append(Setting(name, str(local / folder), reason))
     return tuple(setting for setting in settings if not variables.get(setting.name))
 

@@ -163,7 +163,7 @@ def _caches(caches: tuple[Cache, ...]) -> Iterator[Check]:
             text = f"{cache.name}={cache.path} has {size(cache.free_bytes)} left"
             yield Check(key, "warn", text, f"free some, or set {cache.name} to a larger disk", value)
         else:
-            yield Check(key, "ok", f"{cache.name} in {cache.path} ({size(cache.free_bytes)} free)", value=value)
+            yield Check(key, "ok", f"{cache.path} ({size(cache.free_bytes)} free)", value=value)
 
 
 def check_locks(locks: tuple[BuildLock, ...]) -> Iterator[Check]:

@@ -1,6 +1,6 @@
 """GPUs, their driver and their links: what facts mean for training on them. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from entrypoint.cluster import Cluster
 from entrypoint.facts import Facts, Gpu
@@ -117,6 +117,30 @@ def _built_for(facts: Facts, gpus: int) -> Iterator[Check]:
                 "use a torch built with CUDA 12.x, or a newer GPU",
                 gpu.capability,
             )
+        elif gpu.capability and software.architectures and not has_kernels(gpu.capability, software.architectures):
+            yield Check(
+                "gpu.ops",
+                "warn",
+                f"GPU {gpu.index} ({gpu.name}) has compute capability {gpu.capability}; DeepSpeed's ops were built for "
+                f"{' '.join(software.architectures)}",
+                "use another GPU, or build the image with TORCH_CUDA_ARCH_LIST",
+                gpu.capability,
+            )
+
+
+def has_kernels(capability: str, built: Sequence[str]) -> bool:
+    """Whether code for these architectures runs on a GPU: the same major version and a minor one that is no newer, or
+    PTX of an older one, which the driver compiles (CUDA C++ programming guide, binary and PTX compatibility).
+
+    >>> [has_kernels(c, ("8.0", "9.0", "12.0+PTX")) for c in ("8.6", "7.5", "10.0", "12.1", "13.0")]
+    [True, False, False, True, True]
+    """
+    here = _numbers(capability)
+    for each in built:
+        number = _numbers(each.removesuffix("+PTX"))
+        if (number[0] == here[0] and number <= here) or (each.endswith("+PTX") and number <= here):
+            return True
+    return False
 
 
 def _numbers(version: str) -> tuple[int, ...]:

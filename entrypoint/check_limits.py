@@ -97,8 +97,8 @@ def _open_files(cluster: Cluster, facts: Facts, gpus: int) -> Check:
     return Check("limits.files", "ok", f"{limit or 'unlimited'} open files", value=limit)
 
 
-def check_names(cluster: Cluster, facts: Facts) -> Iterator[Check]:
-    """The host's name and the primary's port."""
+def check_names(cluster: Cluster, facts: Facts, *, meeting_port: int | None) -> Iterator[Check]:
+    """The host's name, and the port where the primary waits for the others (None: there are none)."""
     name, addresses = facts.hostname or "(none)", facts.hostname_addresses
     if addresses:
         yield Check("network.hostname", "ok", f"{name} is {addresses[0]}", value=list(addresses))
@@ -111,12 +111,14 @@ def check_names(cluster: Cluster, facts: Facts) -> Iterator[Check]:
             "add it to /etc/hosts" if cluster.nodes > 1 else "",
             None if addresses is None else [],
         )
-    port, is_primary = cluster.primary_port, cluster.node_rank == 0 and cluster.nodes > 1
-    if is_primary and port in facts.listening_ports and not is_loopback(cluster.primary_address or ""):
-        text = f"port {port}, where the primary will listen, is taken on this node"
-        yield Check("network.port", "warn", text, "end what listens there, or name another in TRAIN_PRIMARY", port)
+    if meeting_port is None or cluster.node_rank != 0:
+        yield Check("network.port", "n/a", "nobody else connects to this node's ports to meet", value=meeting_port)
+    elif meeting_port in facts.listening_ports and not is_loopback(cluster.primary_address or ""):
+        text = f"port {meeting_port}, where the nodes are to meet, is taken on this node"
+        fix = "end what listens there, or name another port in TRAIN_PRIMARY (they meet at the next one)"
+        yield Check("network.port", "warn", text, fix, meeting_port)
     else:
-        yield Check("network.port", "ok", f"port {port} is free" if is_primary else "no port is taken", value=port)
+        yield Check("network.port", "ok", f"port {meeting_port} is free for the others", value=meeting_port)
 
 
 def check_rdma(facts: Facts) -> Iterator[Check]:

@@ -18,7 +18,14 @@ ORDER = ("stop", "warn", "ok", "n/a")
 
 
 def check(
-    cluster: Cluster, facts: Facts, *, gpus: int, chosen: bool, named: bool, is_process: bool
+    cluster: Cluster,
+    facts: Facts,
+    *,
+    gpus: int,
+    chosen: bool,
+    named: bool,
+    is_process: bool,
+    meeting_port: int | None = None,
 ) -> tuple[Check, ...]:
     """All answers, in the order in which a person should read them: what stops first.
 
@@ -32,7 +39,7 @@ def check(
         *check_gpus(cluster, facts, gpus=gpus, chosen=chosen),
         *check_place(facts.volume, container=facts.container, must_be_shared=elsewhere and not named),
         *check_limits(cluster, facts, gpus=gpus),
-        *check_names(cluster, facts),
+        *check_names(cluster, facts, meeting_port=meeting_port),
         *check_rdma(facts),
         *check_software(facts),
     ]

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
+from entrypoint.host_ids import host_ids
 from entrypoint.measured import Measured, common_rails
 from entrypoint.messages import Message, MessageError, text_of
 from entrypoint.reception import Guest, Reception
 from entrypoint.restarts import Decision, Outcome
-from entrypoint.roster import Absent, compare, name, peers_of, waiting_line
+from entrypoint.roster import Absent, compare, host_of, name, peers_of, waiting_line
 from entrypoint.seat import SAY_SECONDS, SILENCE_SECONDS, Seat
 from entrypoint.tally import Report, Tally, tally
 
@@ -36,6 +38,10 @@ class Book(Protocol):
         """Raises where the volume tells that this node must not go on; called every second of a roll call."""
 
     def begin(self) -> int: ...
+
+    @property
+    def trial(self) -> Trial | None:
+        """Set where the attempt that has begun is one."""
 
     def end(self, result: Tally) -> Decision: ...
 
@@ -86,6 +92,7 @@ class Coordinator:
         self._stopping = False
         self._not_before = 0.0
         self._changed_at = time.monotonic()
+        self._settled_at = 0.0
         self._measured_with: frozenset[str] = frozenset()
         self._warned: set[str] = set()
 
@@ -121,21 +128,30 @@ class Coordinator:
             await self._heed(_TICK_SECONDS)
             now = time.monotonic()
             ready = self._ready()
-            self._refuse_disagreement(ready, complete=len(ready) == self._seat.nodes)
+            complete = len(ready) == self._seat.nodes
+            if complete or self._has_settled(now):
+                self._refuse_disagreement(ready, complete=complete)
             self._refuse_claims(now)
             if now - looked >= 1.0:
                 looked = now
                 await asyncio.to_thread(self._book.look)
-            if len(ready) == self._seat.nodes:
-                if now >= self._not_before:
-                    return
+            if complete and now >= self._not_before:
+                return
+            late = now - began >= self._seat.wait_seconds
+            if complete or (not late and now - said < SAY_SECONDS):
                 continue
+            said = now
             line = waiting_line(self._seat.nodes, ready, now - began, self._absent(now))
-            if now - began >= self._seat.wait_seconds:
+            if late:
                 raise NodesError(line, fix="start them, or see their logs; TRAIN_WAIT is how long to wait for them")
-            if now - said >= SAY_SECONDS:
-                said = now
-                self._tell({"kind": "line", "text": line})
+            self._tell({"kind": "line", "text": line})
+
+    def _has_settled(self, now: float) -> bool:
+        """Once after the last change, when a while has passed: comparing at each one would be quadratic."""
+        if self._settled_at == self._changed_at or now - self._changed_at < _SETTLE_SECONDS:
+            return False
+        self._settled_at = self._changed_at
+        return True
 
     def _ready(self) -> dict[int, Guest]:
         return {rank: guest for rank, guest in self._guests.items() if guest.statement is not None}
@@ -158,9 +174,8 @@ class Coordinator:
             return
         for finding in compare(statements, {rank: guest.offset for rank, guest in ready.items()}):
             if finding.level == "stop":
-                if complete or time.monotonic() - self._changed_at >= _SETTLE_SECONDS:
-                    raise NodesError(f"the nodes differ: {finding.text}", fix=finding.fix)
-            elif complete and finding.text not in self._warned:
+                raise NodesError(f"the nodes differ: {finding.text}", fix=finding.fix)
+            if complete and finding.text not in self._warned:
                 self._warned.add(finding.text)
                 self._tell({"kind": "line", "text": f"warn  {finding.text}", "fix": finding.fix})
 
@@ -243,10 +258,15 @@ class Coordinator:
         if len(ready) < self._seat.nodes:  # one went in this moment: it is lost with the attempt that was noted
             return Tally(Outcome(137, "a node went before the attempt began", by_itself=False), None)
         attempt = self._attempt = _Attempt(number)
+        hosts = {rank: host for rank, guest in ready.items() if (host := host_of(guest.statement or {}))}
+        told = {
+            "host_ids": {str(rank): asdict(setting) for rank, setting in host_ids(hosts).items()},
+            "trial": asdict(trial) if (trial := self._book.trial) else None,
+        }
         port = free_port(int(ready[0].statement["master_port"]), avoid=self._seat.port)  # type: ignore[index]
         for guest in ready.values():
             guest.statement = None  # the next attempt wants a new one
-        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails}, ready.values())
+        self._tell({"kind": "start", "attempt": number, "port": port, "rails": rails, **told}, ready.values())
         while len(attempt.reports.keys() | attempt.lost.keys()) < self._seat.nodes:
             await self._heed(_TICK_SECONDS)
             if attempt.ending_since is not None and time.monotonic() - attempt.ending_since > _END_SECONDS:

@@ -4,7 +4,7 @@ A trial is an attempt with one of NCCL's ways switched off, ended as soon as it 
 cure: the setting never stays, and a suspect once named is not tried for again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,10 +46,27 @@ class Diagnosis:
     suspect: str | None = None
     fix: str | None = None
 
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An attempt that is one. It ends with its first step; a script that tells none, when it has lived so long."""
+
+    switch: str
+    seconds: float
+
+    @classmethod
+    def of(cls, told: object) -> "Trial | None":
+        """From a message; only the two switches are taken from anybody."""
+        if not isinstance(told, Mapping) or told.get("switch") not in _ORDER:
+            return None
+        return cls(str(told["switch"]), float(told["seconds"]))
+
+    @property
+    def text(self) -> str:
+        return f"this attempt is a trial with {self.switch}=1: the last one hung at its first collective"
+
     @property
     def settings(self) -> tuple[Setting, ...]:
-        if self.switch is None:
-            return ()
         return (Setting(self.switch, "1", "a trial: the last attempt hung at its first collective"),)
 
 

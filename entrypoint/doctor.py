@@ -100,10 +100,11 @@ def to_text(checks: Sequence[Check], *, every: bool = False) -> str:
     """For people: problems first with their fixes, then a line for each subject that is well; `every`: a line each."""
     bad = [check for level in ("stop", "warn") for check in checks if check.level == level]
     lines = [line for check in bad for line in _problem(check)]
+    longest = max((len(check.name) for check in checks), default=0)
     for subject, group in groupby(checks, key=lambda check: check.subject):
         well = [check for check in group if check not in bad]
         if every:
-            lines += [f"{check.level:<5} {check.name:<18} {check.text}" for check in well]
+            lines += [f"{check.level:<5} {check.name:<{longest}} {check.text}" for check in well]
         elif well:
             lines += _together(subject, well)
     counts = {level: sum(check.level == level for check in checks) for level in ORDER}

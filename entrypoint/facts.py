@@ -86,6 +86,7 @@ class Software:
     ops_cuda: str | None = None
     ops_promised: tuple[str, ...] = ()  # by the image's build.json
     python: str | None = None  # "3.11"
+    architectures: tuple[str, ...] = ()  # compute capabilities that the image's ops were built for: "9.0", "12.0+PTX"
     build: str | None = None  # short digest of the image's build.json
 
 

@@ -16,11 +16,12 @@ _FOLLOW_UP = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|remote process exited|"
     r"NCCL communicator was aborted|Socket Timeout|ncclRemoteError|Connection was likely closed"
 )
+_TIMED_OUT = re.compile(r"Timed out waiting|collective operation timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one process ended, as its keeper tells; `lines` are its last ones."""
+    """How one process ended, as its keeper tells; `lines` are its last ones, `note` explains a hang."""
 
     node: int
     rank: int
@@ -31,6 +32,7 @@ class Ended:
     after_fault: bool = False
     hung: bool = False
     lines: tuple[str, ...] = ()
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -77,7 +79,13 @@ def describe(first: Ended, attempt: int) -> dict[str, Any]:
 def sentence(first: Ended) -> str:
     text = f"first to fail: node {first.node} rank {first.rank}, exit code {first.exit_code}"
     name = signal_name(first)
-    return f"{text} ({name})" if name else text
+    text = f"{text} ({name})" if name else text
+    return f"{text}; {first.note}" if first.note else text
+
+
+def timed_out(ended: Ended) -> bool:
+    """Whether it waited in vain for other ranks: gloo's words, and those of NCCL's watchdog."""
+    return bool(_TIMED_OUT.search("\n".join(ended.lines)))
 
 
 def signal_name(ended: Ended) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from entrypoint import member, report, statement
 from entrypoint.attempt import End, Launch, Others, StopRequest, run_attempt
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
 from entrypoint.facts import Facts
 from entrypoint.history import History
@@ -37,6 +38,10 @@ class RunBook:
         self._anew = False
         self._folder.step.unlink(missing_ok=True)
         return number
+
+    @property
+    def trial(self) -> Trial | None:
+        return self._history.trial
 
     def end(self, result: Tally) -> Decision:
         if result.failure is not None:
@@ -198,14 +203,18 @@ class JointAgent:
         self.number = start.attempt
         measurements = Measurements(start.measured, start.rails)
         try:
-            plan = self._plan(Settled(master_port=start.port, measured=measurements))
+            of_trial = start.trial.settings if start.trial else ()
+            settings = of_trial if start.host_id is None else (start.host_id, *of_trial)
+            plan = self._plan(Settled(master_port=start.port, measured=measurements, settings=settings))
             assert plan.launcher is not None
             self._write_plan(plan)
         except Problem as problem:
             meeting.tell("problem", exit_code=problem.exit_code, problem=problem.problem, fix=problem.fix)
             return
         self._say_network(plan, start)
-        launch = replace(self._launch, launcher=plan.launcher, others=hearing)
+        if start.trial:
+            self._launch.say(start.trial.text)
+        launch = replace(self._launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
         ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
         meeting.tell("ended", attempt=start.attempt, **ended.to_message())
         meeting.ready()

@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint import joint, meeting, report, scripts
@@ -231,7 +231,8 @@ class _Agent:
         while True:
             number = self._history.begin(anew=by_hand)
             by_hand = False
-            outcome = run_attempt(self._launch, number, self._environment(self._plan, number), self._stop).outcome
+            launch = replace(self._launch, trial=self._history.trial)
+            outcome = run_attempt(launch, number, self._environment_of(number), self._stop).outcome
             decision = self._history.end(outcome)
             if decision.delay is None:
                 return decision
@@ -239,6 +240,14 @@ class _Agent:
             self._launch.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({counted})")
             if not self._wait(decision.delay):
                 return Decision(None, STOPPED, "stopped between two attempts; start it again to go on")
+
+    def _environment_of(self, number: int) -> dict[str, str]:
+        """The plan's, and in a trial its switch, which no plan holds."""
+        trial = self._history.trial
+        if trial is None:
+            return self._environment(self._plan, number)
+        self._launch.say(trial.text)
+        return self._environment(self._plan, number) | {one.name: one.value for one in trial.settings}
 
     def _wait(self, seconds: float) -> bool:
         """False: a request to stop came meanwhile."""

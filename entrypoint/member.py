@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from entrypoint import secret
+from entrypoint.diagnosis import Trial
 from entrypoint.errors import NodesError, Problem
 from entrypoint.measured import Measured, Rail
 from entrypoint.messages import VERSION, Message, MessageError, Secret, hang_up, pack, random_word, receive, text_of
 from entrypoint.reach import Door, Doors, Peer, measure
+from entrypoint.reasons import Setting
 from entrypoint.seat import BEAT_SECONDS, SAY_SECONDS, SILENCE_SECONDS, Seat
 
 _CONNECT_SECONDS = 5.0
@@ -37,6 +39,8 @@ class Start:
     port: int
     measured: tuple[Measured, ...]
     rails: tuple[Rail, ...]
+    host_id: Setting | None = None  # where NCCL would take this node for another
+    trial: Trial | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +332,16 @@ class Member:
         elif kind == "start":
             self._ready = False
             rails = tuple(Rail(**rail) for rail in message["rails"])
-            self._listener.heard(Start(int(message["attempt"]), int(message["port"]), self._measured, rails))
+            self._listener.heard(
+                Start(
+                    int(message["attempt"]),
+                    int(message["port"]),
+                    self._measured,
+                    rails,
+                    host_id=_host_id(message, self._seat.rank),
+                    trial=Trial.of(message.get("trial")),
+                )
+            )
         elif kind == "end":
             self._listener.heard(End(text_of(message, "text"), bool(message.get("hang"))))
         elif kind == "stop":
@@ -344,6 +357,11 @@ class _EndedElsewhere(Exception):
     def __init__(self, over: Over) -> None:
         super().__init__(over.text)
         self.over = over
+
+
+def _host_id(message: Message, rank: int | None) -> Setting | None:
+    told = message.get("host_ids", {}).get(str(rank))
+    return Setting("NCCL_HOSTID", str(told["value"]), str(told["reason"])) if told else None
 
 
 def _over(message: Message) -> Over:

@@ -1,12 +1,13 @@
 """Mounts the volume when TRAIN_MOUNT asks for it: once, and never over what is mounted there."""
 
 import contextlib
+import fcntl
 import os
 import shlex
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from entrypoint.errors import MachineError, SettingError
@@ -30,6 +31,26 @@ def mount_volume(
     SettingError where the text or the device is wrong, MachineError where this machine cannot do it or the mount fails;
     a folder that was made for it is then removed again.
     """
+    with _one_at_a_time(Path(variables.get("TMPDIR") or "/tmp")):
+        _mount(text, volume, variables, say, files, limit)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Where a platform starts one of us for each process, the first mounts and the others find it mounted."""
+    with open(folder / f"roundhouse-mount-{os.geteuid()}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _mount(
+    text: str,
+    volume: Path,
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+    files: Files,
+    limit: float,
+) -> None:
     mounting = parse_mount(text)
     point = os.path.realpath(volume)
     if (there := _mounted(files, point)) is not None:

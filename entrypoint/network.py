@@ -32,6 +32,7 @@ class Network:
     settings: tuple[Setting, ...]
     findings: tuple[Finding, ...]
     rdma: Rdma = NO_RDMA
+    host_id: str | None = None  # NCCL_HOSTID from outside
 
 
 def choose_network(
@@ -72,7 +73,10 @@ def choose_network(
         return Network(backend, why, (), "as the libraries choose: " + error.problem, None, found.rejected, (), ())
     settings, findings = _settings(choice, rdma, cluster, facts, given, measured)
     rejected = _rejected(found, choice, measured)
-    return Network(backend, why, choice.names, choice.reason, choice.address, rejected, settings, findings, rdma)
+    host_id = given.values.get("NCCL_HOSTID")
+    return Network(
+        backend, why, choice.names, choice.reason, choice.address, rejected, settings, findings, rdma, host_id
+    )
 
 
 @dataclass(frozen=True, slots=True)

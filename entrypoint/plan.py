@@ -30,6 +30,7 @@ class Settled:
     node_rank: int | None = None  # given by arrival
     master_port: int | None = None  # torch's, for this attempt
     measured: Measurements | None = None
+    settings: tuple[Setting, ...] = ()  # that only all nodes together can know
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def make_plan(
     elif recipe is not None:
         address = cluster.primary_address or network.address or "127.0.0.1"
         launcher = choose_launcher(request.launcher, recipe, cluster, address, gpus=gpus)
-        settings += launcher.settings + recorder_settings(variables, facts.nccl_conf)
+        settings += launcher.settings + recorder_settings(variables, facts.nccl_conf) + settled.settings
     return Plan(
         cluster=cluster,
         network=network,
@@ -153,7 +154,7 @@ def make_plan(
         + _said_otherwise(environment, cluster)
         + _without_effect(request)
         + _to_be_made(request, facts)
-        + findings_of(all_checks(cluster, facts, request, variables, directories.volume, is_process=is_process)),
+        + findings_of(all_checks(told, facts, request, variables, directories.volume, is_process=is_process)),
         grace_seconds=request.grace_seconds,
         restarts=request.restarts,
         again=request.again,
@@ -174,6 +175,7 @@ def all_checks(
     """Every answer that facts give; also what `doctor` shows."""
     mounting = check_mount(request.mount, facts, volume)
     to_mount = mounting is not None and facts.volume.mount_point != str(volume)
+    meeting = None if is_process else _roll_call(cluster, request)
     found = check(
         cluster,
         facts,
@@ -181,6 +183,7 @@ def all_checks(
         chosen="CUDA_VISIBLE_DEVICES" in variables,
         named=request.volume is not None,
         is_process=is_process,
+        meeting_port=meeting.port if meeting else None,
     )
     if to_mount:  # what lies below the mount does not matter
         found = tuple(each for each in found if each.subject != "volume")

@@ -27,6 +27,7 @@ def read_software(folders: Sequence[Path], build: Path) -> Software:
         ops_torch=_known(ops.get("torch_info", {}).get("version")),
         ops_cuda=_known(ops.get("torch_info", {}).get("cuda_version")),
         ops_promised=tuple(sorted(said.get("ops", ()))),
+        architectures=tuple(said.get("arch_list", ())),
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         build=hashlib.sha256(build.read_bytes()).hexdigest()[:12] if said else None,
     )

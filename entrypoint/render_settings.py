@@ -8,10 +8,10 @@ from typing import Any
 from entrypoint.errors import SettingError
 from entrypoint.request import edits, read_request
 
-# The image's public name. docker-bake.hcl builds it; a test compares the two.
+# The image's public name and tags. docker-bake.hcl makes them; a test compares the two.
 REPOSITORY = "ghcr.io/roundhouse-train/roundhouse"
 VERSION = "0.1.0"
-_CUDA_TAG, _CPU_TAG = "cu130", "cpu"
+VARIANTS = ("cuda", "cpu")
 
 PORTS = (8888, 22)  # JupyterLab, with TensorBoard behind it; ssh
 PRIMARY_PORT = 29500
@@ -45,7 +45,7 @@ class Settings:
     )
     run: str = _key("", "TRAIN_RUN: name of the run's folder (default: the recipe's name)")
     grace: int = _key(60, "TRAIN_GRACE: seconds for a last checkpoint; the platform gets 15 more before it kills")
-    image: str = _key("", f"container image (default: {REPOSITORY}:{VERSION}-{_CUDA_TAG}, with 0 GPUs -{_CPU_TAG})")
+    image: str = _key("", f"the image (default: {REPOSITORY}:{VERSION}-{VARIANTS[0]}, with 0 GPUs -{VARIANTS[1]})")
     secrets: tuple[str, ...] = _key(
         (), "variables from the platform's secret store, as in HF_TOKEN,WANDB_API_KEY", f"{_SHARED} runpod-pod"
     )
@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def container_image(self) -> str:
-        return self.image or f"{REPOSITORY}:{VERSION}-{_CUDA_TAG if self.gpus else _CPU_TAG}"
+        return self.image or f"{REPOSITORY}:{VERSION}-{VARIANTS[not self.gpus]}"
 
     @property
     def shm_gib(self) -> int:

@@ -13,6 +13,7 @@ from entrypoint.reasons import Finding
 from entrypoint.values import endpoint
 
 _WIDTH = 13
+_COLUMN = 48
 
 
 def to_json(plan: Plan) -> str:
@@ -143,5 +144,6 @@ def _directories(plan: Plan) -> list[str]:
 
 
 def _columns(rows: list[tuple[str, str]]) -> list[str]:
-    width = max((len(left) for left, _ in rows), default=0)
+    # A few long values do not push the reasons of all others off the screen.
+    width = max((len(left) for left, _ in rows if len(left) <= _COLUMN), default=0)
     return [f"{left:<{width}}  {right}" for left, right in rows] or ["none"]

@@ -13,13 +13,17 @@ _STUCK = 76
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended. `ours`: we ended it on request, so nothing is tried again."""
+    """How an attempt ended. `ours`: we ended it on request, so nothing is tried again.
+
+    `first_collective`: it hung in the first collective of its GPUs.
+    """
 
     exit_code: int
     text: str | None = None
     stepped: bool = False
     by_itself: bool = True
     ours: bool = False
+    first_collective: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def decide(outcome: Outcome, failures: int, allowed: int) -> Decision:
     code = outcome.exit_code
     if outcome.ours or code in (0, STOPPED, _SETTING):
         return Decision(None, code, outcome.text)
-    if outcome.by_itself and not outcome.stepped:
+    if outcome.by_itself and not (outcome.stepped or outcome.first_collective):
         return Decision(None, code, f"{outcome.text}; not started again: it failed before its first step")
     if allowed <= 1:
         return Decision(None, code, outcome.text)

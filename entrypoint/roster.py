@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from entrypoint.host_ids import Host
 from entrypoint.messages import text_of
 from entrypoint.rdma import Rdma, rdma_verdict
 from entrypoint.reasons import Finding
@@ -60,13 +61,39 @@ def compare(statements: Mapping[int, Statement], offsets: Mapping[int, float] | 
     `offsets`: seconds by which each node's clock is ahead of node 0's.
     """
     found = [finding for row in COMPARED if (finding := _difference(row, statements))]
-    found += [verdict] if (verdict := rdma_verdict({r: rdma_of(s) for r, s in statements.items()})) else []
+    if mixed := rdma_verdict({rank: rdma for rank, one in statements.items() if (rdma := rdma_of(one))}):
+        found.append(mixed)
     found += _clocks(statements, offsets or {})
     return tuple(sorted(found, key=lambda finding: finding.level != "stop"))
 
 
+def rdma_of(statement: Statement) -> Rdma | None:
+    """What a node's NCCL finds; None: NCCL is not used there."""
+    told = statement.get("rdma")
+    if not isinstance(told, Mapping):
+        return None
+    hcas, speed = told.get("hcas"), told.get("gbit_per_second")
+    return Rdma(
+        tuple(map(str, hcas)) if isinstance(hcas, list | tuple) else (),
+        text_of(told, "link_layer") or None,
+        float(speed) if isinstance(speed, int | float) else 0.0,
+        text_of(told, "reason"),
+    )
+
+
+def host_of(statement: Statement) -> Host | None:
+    """What NCCL knows a node's machine by; None: it is not used there."""
+    if not isinstance(statement.get("rdma"), Mapping):
+        return None
+    return Host(
+        text_of(statement, "host"), text_of(statement, "boot_id") or None, text_of(statement, "host_id") or None
+    )
+
+
 def _difference(row: Compared, statements: Mapping[int, Statement]) -> Finding | None:
-    if row.field in _ONLY_WITH_RDMA and not any(rdma_of(statement).hcas for statement in statements.values()):
+    if row.field in _ONLY_WITH_RDMA and not any(
+        one.hcas for statement in statements.values() if (one := rdma_of(statement))
+    ):
         return None
     values = {rank: text_of(statement, row.field) for rank, statement in statements.items()}
     usual = _usual(values)
@@ -82,15 +109,6 @@ def _difference(row: Compared, statements: Mapping[int, Statement]) -> Finding |
         f"{usual or 'none'}{more}"
     )
     return Finding("stop" if row.level == "stop" else "warn", text, row.fix)
-
-
-def rdma_of(statement: Statement) -> Rdma:
-    """What a node says of its HCAs; none where it says nothing."""
-    told = statement.get("rdma")
-    if not isinstance(told, Mapping) or not told.get("hcas"):
-        return Rdma((), None, 0, text_of(told, "reason") if isinstance(told, Mapping) else "")
-    layer = text_of(told, "link_layer") or None
-    return Rdma(tuple(map(str, told["hcas"])), layer, float(told["gbit_per_second"]), text_of(told, "reason"))
 
 
 def _usual(values: Mapping[int, str]) -> str:

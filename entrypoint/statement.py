@@ -50,7 +50,9 @@ def state(
         "shm": _gib(facts.shm_bytes),
         "memlock": "unlimited" if facts.memlock_bytes is None else str(facts.memlock_bytes),
         "open_files": "unlimited" if facts.open_files is None else str(facts.open_files),
-        "rdma": asdict(plan.network.rdma),
+        "rdma": asdict(plan.network.rdma) if plan.network.backend == "nccl" else None,
+        "boot_id": facts.boot_id,
+        "host_id": plan.network.host_id,
     }
 
 

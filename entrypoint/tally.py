@@ -71,7 +71,8 @@ def tally(
     blamed = {rank: report for rank, report in reports.items() if not report.for_others}
     first = first_to_fail(_in_time(reports, offsets), fine=(0, STOPPED))
     if first is not None:
-        outcome = Outcome(first.exit_code, sentence(first), stepped, first.exit_code != KILLED, asked)
+        hung = any(report.outcome.first_collective for report in reports.values())
+        outcome = Outcome(first.exit_code, sentence(first), stepped, first.exit_code != KILLED, asked, hung)
         return Tally(outcome, describe(first, attempt))
     for rank, report in sorted(blamed.items()):
         if report.outcome.exit_code not in (0, STOPPED):

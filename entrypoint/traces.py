@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from entrypoint.hang import Place, Trace, at_first_collective, explain, parse_st
 from entrypoint.run_folder import read_json
 
 _MOST_BYTES = 64 << 20
+_PATIENCE_SECONDS = 3.0
 _TRACE = re.compile(r"n\d+\.trace-(\d+)(\.gloo\.json)?")
 
 
@@ -69,10 +71,20 @@ def read_places(folder: Path) -> dict[int, Place]:
 
 
 def explain_folder(folder: Path) -> str | None:
-    """Why an attempt hung, in one line, as far as the ranks of all nodes have told; None: they have not."""
+    """Why an attempt hung, in one line, as far as the ranks of all nodes have told; None: they have not.
+
+    Other nodes end at about the same time: up to 3 s are waited for them.
+    """
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while _still_run(folder) and time.monotonic() < until:
+        time.sleep(0.2)
     started = (read_json(path) for path in folder.glob("n*r*.started.json"))
     ranks = sorted(int(one["rank"]) for one in started if one)
     return explain(read_traces(folder), read_places(folder), ranks)
+
+
+def _still_run(folder: Path) -> bool:
+    return len(list(folder.glob("n*r*.started.json"))) > len(list(folder.glob("n*r*.ended.json")))
 
 
 def hung_at_first_collective(folder: Path) -> bool:

@@ -40,7 +40,7 @@ def describe(requirements: Path, installed_ops: dict[str, bool]) -> dict[str, An
         "name": "roundhouse",
         "version": os.environ["VERSION"],
         "variant": variant,
-        "revision": os.environ["REVISION"],
+        "commit": os.environ["REVISION"],
         "source_date_epoch": int(os.environ["SOURCE_DATE_EPOCH"]),
         "python": platform.python_version(),
         "debian": Path("/etc/debian_version").read_text().strip(),

@@ -2,7 +2,7 @@
 # A Docker engine for a Debian machine that has none, as root and without systemd: CI, a chroot, a rented VM.
 #
 #   eval "$(image/engine.sh start)"    # prints the variables that `docker` wants; does nothing where one answers
-#   image/engine.sh stop               # ends what `start` started, and unmounts what it left
+#   image/engine.sh stop               # ends what `start` started, and its containers with it
 #
 # ENGINE_DIR is the folder of its programs and images (default /var/lib/roundhouse-engine); an image build wants 20 GB.
 set -Eeuo pipefail
@@ -22,7 +22,8 @@ unpack() {
   mkdir -p "$dir"/{apt/state/lists/partial,apt/cache/archives/partial,config/cli-plugins}
   local repository
   # The mirror that this machine uses for its own packages.
-  repository=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Codename: bookworm' | head -n 1)
+  repository=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)
+  [[ $repository ]] || { say "no Debian mirror in apt's sources: start an engine by hand"; exit 69; }
   printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s trixie main\n' "$repository" >"$dir/apt/sources.list"
   (
     cd "$dir/apt"
@@ -56,6 +57,7 @@ start() {
     if ! docker version >/dev/null 2>&1; then
       tail -n 20 "$dir/dockerd.log" >&2
       say "dockerd did not answer in 30 s; its log is $dir/dockerd.log"
+      stop
       exit 69
     fi
   fi

@@ -15,7 +15,8 @@ python "$context/image/build_info.py" "$context/requirements" >"$home/build.json
 chmod -R u=rwX,go=rX "$home"
 python -m compileall -q --invalidation-mode checked-hash "$home"
 # Any uid may train in a container without a volume; nothing of the image lies here for a volume to hide.
-mkdir -p -m 1777 /workspace
+mkdir /workspace
+chmod 1777 /workspace
 
 pip check
 DS_ACCELERATOR=$([[ $VARIANT == cpu ]] && echo cpu || echo cuda) python "$context/image/deepspeed_ops.py" load

@@ -15,16 +15,20 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
 from hashlib import file_digest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+TOOLS = ("dev.txt", "validators.txt")
+BAKE = HERE.parent / "docker-bake.hcl"
 INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
 TOOLKIT = "nvcc,cccl,crt,nvvm"  # what compiles an extension; the libraries are torch's own dependencies
 CUDA_ONLY = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
 
 def main() -> None:
+    before = all_locks()
     compile_lock("cuda.txt", "pyproject.toml")
     compile_lock("dev.txt", "--group", "dev", "--constraint", str(HERE / "cuda.txt"))
     compile_lock("image.txt", "pyproject.toml", "--extra", "image", "--constraint", str(HERE / "cuda.txt"))
@@ -43,6 +47,20 @@ def main() -> None:
     lines = [torch if text.startswith("torch==") else text for text in stanzas]
     (HERE / "cpu.txt").write_text(header + "".join(lines))
     print(f"cpu.txt: {len(lines)} packages, {len(hashes)} CPU wheels of torch {release}")
+    if all_locks() != before:
+        move_date(datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0))
+
+
+def all_locks() -> dict[str, bytes]:
+    """What the image is built from."""
+    return {path.name: path.read_bytes() for path in HERE.glob("*.txt") if path.name not in TOOLS}
+
+
+def move_date(day: datetime) -> None:
+    """Every file of the image carries the date of the locks: it moves with them, and with nothing else."""
+    pattern = r'(variable "SOURCE_DATE_EPOCH" \{ default = ")\d+'
+    BAKE.write_text(re.sub(pattern, rf"\g<1>{int(day.timestamp())}", BAKE.read_text()))
+    print(f"{BAKE.name}: SOURCE_DATE_EPOCH is {day:%Y-%m-%d}")
 
 
 def compile_lock(name: str, *source: str) -> None:

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from deepspeed_check import AUTO, ZERO_FILLS, check
 from options import Problem, ZeroOptions
 
 DEFAULT_STAGE = 2
-AUTO = "auto"
 
 
 def make_config(options: ZeroOptions, *, world_size: int, passes: int, bfloat16: bool) -> dict[str, Any]:
@@ -22,7 +22,9 @@ def make_config(options: ZeroOptions, *, world_size: int, passes: int, bfloat16:
     """
     assert options.global_batch is not None
     file = options.deepspeed_config
-    config = _read(file) if file else {"zero_optimization": {"stage": AUTO}}
+    config = read_config(file) if file else {"zero_optimization": {"stage": AUTO}}
+    if file:
+        check(config, file, fills=ZERO_FILLS, world_size=world_size)
     _settle_stage(config, options)
     sharded = stage_of(config) > 0
     for path, ours, option in (
@@ -52,14 +54,15 @@ def offloads(config: dict[str, Any]) -> bool:
     return (config["zero_optimization"].get("offload_optimizer") or {}).get("device", "none") != "none"
 
 
-def _read(file: str) -> dict[str, Any]:
+def read_config(file: str) -> dict[str, Any]:
+    """A file of the user's own as far as it is an object of objects; Problem where it is none."""
     try:
         config = json.loads(Path(file).read_text())
     except OSError as error:
         raise Problem(f"--deepspeed-config {file}: {error.strerror}", fix="give a file that node 0 can read") from None
     except ValueError as error:
         raise Problem(f"--deepspeed-config {file}: no JSON: {error}", fix="correct it at that place") from None
-    sections = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "data_types")
+    sections = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "data_types", "torch_autocast")
     if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in sections):
         raise Problem(
             f"--deepspeed-config {file}: the file and {', '.join(sections)} in it must be objects",

@@ -32,7 +32,7 @@ def train(run: Run) -> int:
     options, process = run.options, run.process
     assert isinstance(options, HfOptions)
     refuse_impossible(options, process)
-    config = deepspeed_config(options)
+    config = deepspeed_config(options, process.world_size)
 
     # 1) What an earlier start left: rank 0 has chosen, the Trainer reads it when it has wrapped the model.
     run.form = form(options, process, config)
@@ -184,7 +184,7 @@ def assert_in_force(trainer: RunTrainer, options: HfOptions, process: Process) -
     stage = wrapped.zero_optimization_stage() if trainer.is_deepspeed_enabled else None
     in_force = {
         "ddp": isinstance(wrapped, DistributedDataParallel) or process.world_size == 1,
-        "zero": stage == stage_of(deepspeed_config(options)) and stage is not None,
+        "zero": stage == stage_of(deepspeed_config(options, process.world_size)) and stage is not None,
         "fsdp": isinstance(wrapped, FSDPModule),
     }[options.strategy]
     sizes = (dist.get_world_size(), trainer.accelerator.num_processes)

@@ -1,9 +1,9 @@
 """How the recipe hf sets the Trainer up: its arguments, DeepSpeed's and FSDP's configuration, and what is refused."""
 
-import json
-from pathlib import Path
 from typing import Any
 
+from deepspeed_check import HF_FILLS, check
+from deepspeed_config import read_config
 from options import HfOptions, Problem
 from process_group import Process
 from run import Run
@@ -49,25 +49,25 @@ def fsdp_config(options: HfOptions) -> dict[str, Any]:
     return {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", **blocks}
 
 
-def deepspeed_config(options: HfOptions) -> dict[str, Any] | None:
+def deepspeed_config(options: HfOptions, world_size: int) -> dict[str, Any] | None:
     """DeepSpeed's configuration for --strategy zero, in which the Trainer fills in what is "auto"."""
     if options.strategy != "zero":
         return None
     config: dict[str, Any] = {"zero_optimization": {"stage": options.zero_stage}}
     if options.deepspeed_config:
-        try:
-            config = json.loads(Path(options.deepspeed_config).read_text())
-            config["zero_optimization"]["stage"] = int(config["zero_optimization"]["stage"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        config = read_config(options.deepspeed_config)
+        if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
             raise Problem(
-                f"--deepspeed-config {options.deepspeed_config}: {error!r}",
-                fix="a JSON file with zero_optimization.stage that every node can read",
-            ) from None
+                f"--deepspeed-config {options.deepspeed_config}: zero_optimization.stage is missing, or not 0 to 3",
+                fix="write the stage into the file",
+            )
+        check(config, options.deepspeed_config, fills=HF_FILLS, world_size=world_size)
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         config.setdefault(name, "auto")
     config.setdefault("gradient_clipping", "auto")
     config.setdefault("bf16", {"enabled": "auto"})
-    config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
+    if config["zero_optimization"]["stage"] == 3:
+        config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     return config
 
 

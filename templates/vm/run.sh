@@ -20,4 +20,4 @@ exec docker run --rm --name roundhouse \
   --mount type=bind,source="$volume",target=/workspace \
   --env TRAIN_SCRIPT=fsdp \
   --env TRAIN_GRACE=60 \
-  ghcr.io/roundhouse-train/roundhouse:0.1.0-cu130
+  ghcr.io/roundhouse-train/roundhouse:0.1.0-cuda

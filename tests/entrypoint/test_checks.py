@@ -28,10 +28,12 @@ def facts(machine: str, gpu: dict | None = None, **changes) -> Facts:
     return replace(found, **changes)
 
 
-def answers(seen: Facts, variables: dict[str, str] | None = None, *, named: bool = True, chosen: bool = False):
+def answers(
+    seen: Facts, variables: dict[str, str] | None = None, *, named: bool = True, chosen: bool = False, meeting_port=None
+):
     gpus = len(visible_gpus(None, seen.gpus or ()))
     cluster = make_cluster(read_environment(variables or {}), gpus, seen.listening_ports)
-    return check(cluster, seen, gpus=gpus, chosen=chosen, named=named, is_process=False)
+    return check(cluster, seen, gpus=gpus, chosen=chosen, named=named, is_process=False, meeting_port=meeting_port)
 
 
 def level(found, name: str):
@@ -55,6 +57,11 @@ ROWS = [
      "compute capability 7.0; CUDA 13.0 begins with 7.5"),
     ("gpu.torch", None, facts("h100-infiniband", {"capability": "9.0"}, software=CU13), ""),
     ("gpu.torch", None, facts("h100-infiniband", {"capability": "7.0"}, software=replace(CU13, torch_cuda="12.8")), ""),
+    # img-02
+    ("gpu.ops", "warn", facts("h100-infiniband", {"capability": "10.0"},
+                              software=replace(CU13, architectures=("8.0", "9.0"))), "built for 8.0 9.0"),
+    ("gpu.ops", None, facts("h100-infiniband", {"capability": "12.0"},
+                            software=replace(CU13, architectures=("8.0", "9.0+PTX"))), ""),
     ("gpu.health", "stop", facts("gpu-lost"), "GPU 2 does not answer: GPU is lost"),
     ("gpu.count", "warn", facts("driver-without-nvml"), "NVML does not answer"),
     ("gpu.count", "n/a", facts("laptop"), "no GPU"),
@@ -117,10 +124,10 @@ def test_a_lost_gpu_does_not_stop_who_has_chosen_the_others():
     assert level(answers(facts("gpu-lost"), chosen=True), "gpu.health") == ["warn"]
 
 
-def test_a_taken_port_is_told_on_the_primary_only():
-    seen = facts("runpod-cluster", listening_ports=(29500,))
-    assert level(answers(seen, TWO), "network.port") == ["warn"]
-    assert level(answers(seen, {**TWO, "NODE_RANK": "1"}), "network.port") == ["ok"]
+@pytest.mark.parametrize(("rank", "taken", "expected"), [("0", 29501, "warn"), ("0", 29500, "ok"), ("1", 29501, "n/a")])
+def test_a_taken_meeting_port_is_told_on_the_primary_only(rank, taken, expected):
+    seen = facts("runpod-cluster", listening_ports=(taken,))
+    assert level(answers(seen, {**TWO, "NODE_RANK": rank}, meeting_port=29501), "network.port") == [expected]
 
 
 def test_several_nodes_want_a_volume_of_their_own_unless_a_person_named_the_folder():

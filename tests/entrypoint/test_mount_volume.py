@@ -1,6 +1,5 @@
 """Mounting, for real where this kernel can (a file with ext4), and by a stand-in `mount` where it cannot (NFS)."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +52,21 @@ def test_train_mounts_before_it_looks_and_trains_there(image, tmp_path):
     )
     assert answer.returncode == 7, answer.stderr
     assert "ext4" in answer.stdout
+
+
+@as_root
+def test_of_many_processes_one_mounts(image, tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from entrypoint.mount_volume import mount_volume\n"
+        "mount_volume(sys.argv[2], Path(sys.argv[3]), {'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'}, print)\n"
+    )
+    command = [sys.executable, "-c", code, str(ROOT), str(image), str(tmp_path / "volume")]
+    processes = [subprocess.Popen(command) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    mounts = Path("/proc/self/mountinfo").read_text()
+    assert mounts.count(f" {tmp_path}/volume ") == 1
 
 
 @as_root
@@ -125,4 +139,4 @@ def test_without_the_capability_it_says_so(tmp_path):
 def test_a_source_that_is_not_there_is_a_wrong_setting(tmp_path, text, words):
     with pytest.raises(SettingError, match=words):
         mount_volume(text.format(folder=tmp_path), tmp_path / "volume", ALL, lambda line: None)
-    assert os.listdir(tmp_path) == []
+    assert not (tmp_path / "volume").exists()

@@ -101,13 +101,30 @@ def test_a_lost_gpu_keeps_its_place() -> None:
     assert "lost" in (gpus[0].error or "").lower()
 
 
+def test_the_health_of_a_device_is_read() -> None:
+    calls = {
+        "nvmlDeviceGetCudaComputeCapability": lambda _device: (9, 0),
+        "nvmlDeviceGetTotalEccErrors": lambda _device, kind, counter: 3 if (kind, counter) == (1, 0) else 99,
+        "nvmlDeviceGetRemappedRows": lambda _device: [2, 1, 1, 0],  # corrected, uncorrected, pending, failed
+        # Idle, capped by its power limit as usual, held down by heat, and by the power supply.
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _device: 0x01 | 0x04 | 0x40 | 0x80,
+    }
+    gpus = read_nvml(one_gpu(**calls)).gpus
+    assert gpus is not None
+    gpu = gpus[0]
+    assert (gpu.capability, gpu.ecc_uncorrected, gpu.remap_pending, gpu.remap_failed) == ("9.0", 3, True, False)
+    assert gpu.throttled == ("too warm", "power brake")
+
+
 def test_what_a_device_refuses_is_none() -> None:
     refuse = refusing(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    names = ("MemoryInfo", "MigMode", "MaxMigDeviceCount", "GpuFabricInfoV")
+    names = ("MemoryInfo", "MigMode", "MaxMigDeviceCount", "GpuFabricInfoV", "CudaComputeCapability")
+    names += ("TotalEccErrors", "RemappedRows", "CurrentClocksThrottleReasons")
     calls = {f"nvmlDeviceGet{name}": refuse for name in names}
     gpus = read_nvml(one_gpu(**calls, nvmlSystemGetDriverVersion=refuse)).gpus
     assert gpus is not None
     assert (gpus[0].memory_bytes, gpus[0].mig_enabled, gpus[0].mig, gpus[0].error) == (None, None, (), None)
+    assert (gpus[0].capability, gpus[0].ecc_uncorrected, gpus[0].remap_failed, gpus[0].throttled) == (None,) * 3 + ((),)
 
 
 @pytest.mark.parametrize("call", ["nvmlInit", "nvmlDeviceGetCount"])

@@ -31,7 +31,7 @@ def test_a_volume_that_takes_nothing_is_refused_before_the_training(engine, opti
 
 
 def test_a_volume_that_is_full_at_the_checkpoint_ends_the_run_with_a_code_and_its_cause(engine):
-    result = engine.run("train", "ddp", "--steps", "3", "--seq-length", "32", options=tmpfs("4m"), timeout=180)
+    result = engine.run("train", "ddp", "--steps", "3", "--seq-length", "32", options=tmpfs("4m"))
     assert result.code not in (0, 70), result
     assert "No space left on device" in result.output + result.errors
     assert "Traceback" not in result.errors

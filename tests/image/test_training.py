@@ -15,7 +15,7 @@ NO_COMPILER = "rm -f /usr/bin/*g++* /usr/bin/*gcc* /usr/bin/c++* /usr/bin/cc /us
 
 
 def test_a_bare_docker_run_trains_without_a_network_and_with_the_engines_64_mib_of_shared_memory(engine):
-    result = engine.run("train", "ddp", "--steps", "50", options=("--network", "none"), timeout=240)
+    result = engine.run("train", "ddp", "--steps", "50", options=("--network", "none"))
     assert result.code == 0, result
     assert "[n0r0] step 50/50" in result.output
     assert "a bigram model of the same data" in result.output
@@ -29,7 +29,7 @@ def test_a_bare_docker_run_trains_without_a_network_and_with_the_engines_64_mib_
 )
 def test_each_recipe_runs_where_no_compiler_is(engine, words):
     command = f"{NO_COMPILER}{words} --steps 2 {SMALL}"
-    result = engine.run("bash", "-c", command, options=("--network", "none"), timeout=240)
+    result = engine.run("bash", "-c", command, options=("--network", "none"))
     assert result.code == 0, result
     assert "step 2/2" in result.output
     assert containers.complaints(result.output + result.errors) == []
@@ -125,7 +125,7 @@ def test_a_user_without_name_or_rights_trains_on_a_read_only_root(engine):
 
 def spawn(words):
     return pexpect.spawn(
-        "docker", [*map(str, words)], env=containers.ENVIRONMENT, encoding="utf-8", timeout=90, dimensions=(30, 120)
+        "docker", [*map(str, words)], env=containers.ENVIRONMENT, encoding="utf-8", timeout=240, dimensions=(30, 120)
     )
 
 

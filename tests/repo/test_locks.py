@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
-LOCKS = ("cpu.txt", "cuda.txt", "dev.txt", "validators.txt")
+LOCKS = ("cpu.txt", "cuda.txt", "dev.txt", "image.txt", "toolkit.txt", "validators.txt")
 ONLY_CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
 
@@ -27,7 +27,7 @@ def test_both_variants_have_the_same_versions_but_for_cuda_itself():
 @pytest.mark.parametrize("name", LOCKS)
 def test_every_package_is_pinned_with_a_hash_and_without_a_local_version(name):
     stanzas = re.split(r"^(?=[a-z])", (REQUIREMENTS / name).read_text(), flags=re.MULTILINE)[1:]
-    assert len(stanzas) > 10
+    assert len(stanzas) >= 4
     for stanza in stanzas:
         assert re.match(r"[\w.-]+==[^\s+]+ ", stanza), stanza
         assert "--hash=sha256:" in stanza
@@ -52,6 +52,4 @@ def test_test_tools_do_not_pull_the_products_packages_apart():
 
 
 def test_no_lock_names_a_host():
-    assert not any(
-        "://" in (REQUIREMENTS / name).read_text() for name in ("cpu.txt", "cuda.txt", "dev.txt", "validators.txt")
-    )
+    assert not any("://" in (REQUIREMENTS / name).read_text() for name in LOCKS)

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from template_cases import CASES, HARD, IDS, OTHER, documents, of_kind, other, s
 from entrypoint.errors import SettingError
 from entrypoint.render import PLATFORMS, listing, read_pairs, ready_made, render
 from entrypoint.render_files import write, write_all
-from entrypoint.render_settings import GROUPS, KEYS, REPOSITORY, VERSION, Settings, keys_of
+from entrypoint.render_settings import GROUPS, KEYS, REPOSITORY, VARIANTS, VERSION, Settings, keys_of
 from entrypoint.render_text import NULL, Why, plain, quote, to_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,13 +50,13 @@ def test_a_place_that_cannot_be_written_is_said(folder, quoted):
         list(write_all({"a": ""}, folder))
 
 
-def test_the_image_is_the_one_that_bake_builds():
-    bake = ROOT / "docker-bake.hcl"
-    if not bake.exists():
-        pytest.skip("there is no docker-bake.hcl yet")
-    text = bake.read_text()
-    assert REPOSITORY in text
-    assert VERSION in text
+def test_the_image_is_the_one_that_bake_builds_and_tags():
+    bake = (ROOT / "docker-bake.hcl").read_text()
+    rows = dict(re.findall(r'\{ name = "(\w+)",.*lock = "(\w*)" \}', bake))
+    assert set(VARIANTS) == {name for name, lock in rows.items() if lock}
+    assert f'variable "IMAGE" {{ default = "{REPOSITORY}" }}' in bake
+    assert f'variable "VERSION" {{ default = "{VERSION}" }}' in bake
+    assert '"${IMAGE}:${VERSION}-${row.name}"' in bake
 
 
 def test_the_version_of_the_image_is_the_projects():
@@ -148,7 +149,7 @@ def test_without_gpus_the_image_is_the_small_one_and_none_is_asked_for(platform)
     text = render(platform, {"gpus": "0"})
     if platform == "compose":
         text = text[: text.index("\n  gpu:")]
-    assert f"{VERSION}-cu" not in text
+    assert f"{VERSION}-{VARIANTS[0]}" not in text
     assert not re.search(r"nvidia|accelerators|--gpus|--nv|gpus-per-node", text)
 
 
@@ -526,3 +527,45 @@ def test_a_word_of_a_shell_expands_home_alone(text, quoted):
 def test_settings_are_read_where_the_container_would_read_them():
     assert Settings(script="ddp").variables == {"TRAIN_SCRIPT": "ddp", "TRAIN_GRACE": "60"}
     assert json.loads(render("runpod-pod", {"env.TRAIN_RESTARTS": "5"}))["env"]["TRAIN_RESTARTS"] == "5"
+
+
+# ---- the command ----
+
+
+def command(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    python = [sys.executable, "-m", "entrypoint", "render", *words]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/"}
+    return subprocess.run(python, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_command_prints_what_the_function_gives(tmp_path):
+    words = ("slurm", "--script", "zero", "--nodes", "4", "--gpus", "2", "--set", "grace=90")
+    done = command(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == render("slurm", {"script": "zero", "nodes": "4", "gpus": "2", "grace": "90"})
+    assert command(*words, "-o", "job/train.sbatch", folder=tmp_path).returncode == 0
+    assert (tmp_path / "job/train.sbatch").read_text() == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "quoted"),
+    [
+        (("kubernets",), "did you mean kubernetes?"),
+        (("slurm", "--set", "nods=2"), "did you mean nodes?"),
+        (("all",), "-o FOLDER"),
+        (("all", "--nodes", "2", "-o", "x"), "`all` takes no settings, but nodes"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_a_fix(words, quoted, tmp_path):
+    done = command(*words, folder=tmp_path)
+    assert done.returncode == 78
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 2
+    assert quoted in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_list_show_platforms_and_keys():
+    assert listing() in command("list").stdout
+    shown = command("--help").stdout
+    assert all(word in shown for word in (*PLATFORMS, *KEYS))

@@ -224,7 +224,8 @@ def runpod_pod(given: dict[str, str]) -> list[Node]:
 def vast(given: dict[str, str]) -> list[Node]:
     (body,) = documents("vast", given)
     own = shell_variables("export " + body["env"])
-    return [Node(own, {}, int(given.get("gpus", "8")), None)]
+    told = {"VAST_CONTAINERLABEL": "C.1234", "GPU_COUNT": "8", "CONTAINER_ID": "1234"}
+    return [Node(own | told, told, int(given.get("gpus", "8")), None)]
 
 
 def vramfarm(given: dict[str, str]) -> list[Node]:

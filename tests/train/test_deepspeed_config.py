@@ -42,7 +42,7 @@ def at(config, path):
         ({"zero_optimization": {"stage": 3}}, {"zero_stage": 3}, "zero_optimization.stage", 3),
         ({"zero_optimization": {"stage": "auto"}}, {"zero_stage": 1}, "zero_optimization.stage", 1),
         ({"zero_optimization": {"stage": "auto"}}, {}, "zero_optimization.stage", 2),
-        ({"zero_optimization": {"reduce_bucket_size": 7}}, {}, "zero_optimization.reduce_bucket_size", 7),
+        ({"zero_optimization": {"stage": 2, "reduce_bucket_size": 7}}, {}, "zero_optimization.reduce_bucket_size", 7),
         ({"train_batch_size": 12, "gradient_accumulation_steps": "auto"}, {}, "gradient_accumulation_steps", 3),
         ({"gradient_clipping": "auto"}, {"clip": 0.0}, "gradient_clipping", 0.0),
     ],
