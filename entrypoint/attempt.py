@@ -35,9 +35,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class StopRequest:
-    """SIGTERM, Ctrl-C or the stop file: save and leave. A second Ctrl-C, or SIGQUIT, does not wait for the saving."""
+    """SIGTERM, Ctrl-C or the stop file: save and leave. A second Ctrl-C, or SIGQUIT, does not wait for the saving.
 
-    def __init__(self, stop_file: Path, grace_seconds: float, say: Callable[[str], None]) -> None:
+    Of several nodes only node 0 looks at the file: it takes away one that an earlier run left, others may see it still.
+    """
+
+    def __init__(self, stop_file: Path | None, grace_seconds: float, say: Callable[[str], None]) -> None:
         self._stop_file, self._grace_seconds, self._say = stop_file, grace_seconds, say
         self._signals: list[int] = []
         self._looked_at = 0.0
@@ -57,16 +60,16 @@ class StopRequest:
             number = self._signals.pop(0)
             self.now |= number == signal.SIGQUIT or (number == signal.SIGINT and self.asked_at is not None)
             self._ask(by_signal=True)
-        if time.monotonic() - self._looked_at >= 1.0:  # a stat on a network volume is not free
+        if self._stop_file and time.monotonic() - self._looked_at >= 1.0:  # a stat on a network volume is not free
             self._looked_at = time.monotonic()
             if self._stop_file.exists():
                 self._ask(by_signal=False)
         return self.asked_at is not None
 
-    def hear(self, text: str) -> None:
-        """Another node was asked to stop: so is this one, since training is collective."""
+    def hear(self, text: str, *, by_signal: bool) -> None:
+        """Another node was asked to stop: so is this one, in the same way, since training is collective."""
         self._say(f"asked to stop by {text}")
-        self._ask(by_signal=True)
+        self._ask(by_signal=by_signal)
 
     def _ask(self, *, by_signal: bool) -> None:
         self.by_signal |= by_signal

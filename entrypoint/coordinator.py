@@ -157,7 +157,10 @@ class Coordinator:
         return {rank: guest for rank, guest in self._guests.items() if guest.statement is not None}
 
     def _absent(self, now: float) -> dict[int, Absent]:
-        notes = self._reception.notes
+        notes = self._reception.notes | {
+            rank: "it is here, and still ends its last attempt" if guest.measured else "it is here, and gets ready"
+            for rank, guest in self._guests.items()
+        }
         return {
             rank: Absent(
                 address=self._seat.peers[rank] if rank < len(self._seat.peers) else None,
@@ -330,7 +333,7 @@ class Coordinator:
         elif kind == "ended":
             self._note_report(guest, message)
         elif kind == "stop":
-            self._stop(guest, text_of(message, "text"))
+            self._stop(guest, text_of(message, "text"), by_signal=message.get("by_signal") is not False)
         elif kind == "problem":
             text = f"error: {guest.name}: {text_of(message, 'problem', limit=2000)}\n  fix: {text_of(message, 'fix')}"
             raise _Over(Verdict(int(message["exit_code"]), text))
@@ -343,14 +346,14 @@ class Coordinator:
         if report.outcome.exit_code not in (0, STOPPED):
             self._end_attempt(f"{guest.name}: {report.outcome.text}")
 
-    def _stop(self, guest: Guest, text: str) -> None:
+    def _stop(self, guest: Guest, text: str, *, by_signal: bool) -> None:
         """Training is collective: who is asked to stop alone would leave the others hanging, so all save and leave."""
         if self._stopping:
             return
         self._stopping = True
         if self._attempt is None:
             raise _Over(Verdict(STOPPED, f"stopped before the training began ({guest.name}: {text})"))
-        self._tell({"kind": "stop", "text": f"{guest.name}: {text}"})
+        self._tell({"kind": "stop", "text": f"{guest.name}: {text}", "by_signal": by_signal})
 
     # ---- who comes and goes ----
 

@@ -120,7 +120,11 @@ def build_locks(folders: Iterator[Path]) -> tuple[BuildLock, ...]:
     if not locks:
         return ()
     held = _open_files()
-    return tuple(BuildLock(str(p), time.time() - p.stat().st_mtime, os.path.realpath(p) in held) for p in locks)
+    found = []
+    for path in locks:
+        with suppress(FileNotFoundError):  # another node of this machine was faster
+            found.append(BuildLock(str(path), time.time() - path.stat().st_mtime, os.path.realpath(path) in held))
+    return tuple(found)
 
 
 def _open_files() -> frozenset[str]:

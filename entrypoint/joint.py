@@ -1,5 +1,7 @@
 """The attempts of one node among several: what node 0 decides is done here, and told back."""
 
+import contextlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +38,8 @@ class RunBook:
             self._history.refuse_more()
         number = self._history.begin(anew=self._anew)
         self._anew = False
-        self._folder.step.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._folder.step.unlink()
         return number
 
     @property
@@ -100,14 +103,17 @@ def own_address(plan: Plan, facts: Facts) -> str | None:
 
 def is_primary(plan: Plan, facts: Facts) -> bool:
     """Of nodes that are told no rank, the one that has the primary's address."""
-    primary = plan.cluster.primary_address
     own = {address.partition("/")[0] for interface in facts.interfaces for address in interface.addresses}
-    return primary in own or any(
-        target == primary and source == asked and source in own
-        for target, source in facts.routes
-        for asked in (target, plan.network.address)
-        if not is_loopback(source)
+    return not own.isdisjoint(
+        address for address in _addresses(plan.cluster.primary_address) if not is_loopback(address)
     )
+
+
+def _addresses(host: str | None) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # node 0's own name is known to node 0
+        return set()
 
 
 @dataclass(slots=True)
@@ -140,12 +146,13 @@ class _Hearing(Others):
     def hear_stop(self, event: member.Stop) -> None:
         if self.stop.asked_at is None:
             self.told_stop = True  # node 0 knows it
-            self.stop.hear(event.text)
+            self.stop.hear(event.text, by_signal=event.by_signal)
 
     def pass_on_stop(self) -> None:
         if self.stop.look() and not self.told_stop:
             self.told_stop = True
-            self.meeting.tell("stop", text="a signal" if self.stop.by_signal else "the stop file")
+            by_signal = self.stop.by_signal
+            self.meeting.tell("stop", text="a signal" if by_signal else "the stop file", by_signal=by_signal)
 
 
 class JointAgent:

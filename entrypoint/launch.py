@@ -153,7 +153,7 @@ def _agent(start: Start, variables: Mapping[str, str]) -> "joint.JointAgent | _A
     plan, folder = start.plan, start.folder
     assert plan.launcher is not None  # one process of many has none, and becomes the script
     say = _Log(folder).say
-    stop = StopRequest(folder.stop, plan.grace_seconds, say)
+    stop = StopRequest(None if folder.node else folder.stop, plan.grace_seconds, say)
     beat = start.lock.beat if start.lock else lambda: True
     launch = Launch(folder, plan.launcher, plan.grace_seconds, beat, say, HANG_SECONDS)
 

@@ -53,7 +53,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Save and leave. `by_signal`: hand SIGTERM to the processes; else they look at the stop file themselves."""
+
     text: str
+    by_signal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ class Member:
         self._writer: asyncio.StreamWriter | None = None
         self._ready = True
         self._stated = False
-        self._stop: str | None = None
+        self._stop: Message | None = None
         self._measured: tuple[Measured, ...] = ()
         self._file = ""
         self._was_seated = False
@@ -110,7 +113,7 @@ class Member:
     def tell(self, message: Message) -> None:
         """Lost where there is no connection: then the attempt is over for the others anyway."""
         if message["kind"] == "stop":
-            self._stop = message["text"]
+            self._stop = message
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(pack(message))
 
@@ -278,7 +281,7 @@ class Member:
         try:
             await self._state_when_ready()
             if self._stop is not None:
-                self.tell({"kind": "stop", "text": self._stop})
+                self.tell(self._stop)
             while True:
                 message = await asyncio.wait_for(receive(reader), SILENCE_SECONDS)
                 if message["kind"] == "over":
@@ -345,7 +348,7 @@ class Member:
         elif kind == "end":
             self._listener.heard(End(text_of(message, "text"), bool(message.get("hang"))))
         elif kind == "stop":
-            self._listener.heard(Stop(text_of(message, "text")))
+            self._listener.heard(Stop(text_of(message, "text"), message.get("by_signal") is not False))
 
     async def _measure(self, message: Message) -> None:
         peers = [Peer.of(peer) for peer in message["peers"]]

@@ -100,6 +100,8 @@ class Doors:
                 return
             if message["kind"] == "flow":
                 writer.write(pack({"kind": "flowed", "mbit": await _count(reader)}))
+                while await reader.read(len(_CHUNK)):  # closed with data unread, the connection would be reset, and the
+                    pass  # visitor, who is still sending, would not get the answer
                 return
             payload = await reader.readexactly(LARGE_BYTES) if message["kind"] == "large" else b""
             writer.write(pack({"kind": "here"}) + payload)

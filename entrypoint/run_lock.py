@@ -128,12 +128,15 @@ def hold(path: Path) -> RunLock | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError:
         return None
-    if not _flock(descriptor):
-        os.close(descriptor)
-        return None
     mine = _myself()
-    _write(descriptor, mine)
-    return RunLock(descriptor, mine)
+    try:
+        if _flock(descriptor):
+            _write(descriptor, mine)
+            return RunLock(descriptor, mine)
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
 
 
 def holder_of(path: Path) -> Holder | None:

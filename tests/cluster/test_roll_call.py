@@ -1,5 +1,7 @@
 """What the nodes tell each other before anything starts: who is missing, and who is not like the others."""
 
+import re
+
 import pytest
 import trial
 
@@ -95,3 +97,27 @@ def error_of(run, node):
     assert "fix:" in told, run.text()
     assert "Traceback" not in run.text(node), run.text()
     return told
+
+
+def test_ranks_by_arrival_begin_at_the_primary_and_stay_with_their_hosts(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os\nprint('host', os.uname().nodename, 'rank', os.environ['RANK'], os.environ['TRAIN_ATTEMPT'])\n"
+        "if os.environ['TRAIN_ATTEMPT'] == '0' and os.environ['RANK'] == '0': os.kill(os.getpid(), 9)\n"
+    )
+    with trial.Trial(tmp_path, 3, script) as run:
+        for node in run.nodes.nodes:
+            told = node.environment
+            for name in ("TRAIN_NODES", "TRAIN_NODE_RANK", "TRAIN_NPROC", "NODE_RANK"):
+                told.pop(name, None)
+            endpoint = told.pop("TRAIN_PRIMARY")
+            node.environment = told | {"PET_NNODES": "2:3", "PET_NPROC_PER_NODE": "1", "PET_RDZV_ENDPOINT": endpoint}
+        run.start(2)
+        run.wait_for_line("waiting for node 0 at", nodes=[2], seconds=15)
+        run.start(1, 0)
+        assert run.finish() == [0, 0, 0], run.text()
+        told = re.findall(r"host (\S+) rank (\d) (\d)", run.text())
+    ranks = [{host: rank for host, rank, attempt in told if attempt == number} for number in "01"]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["node0"] == "0"
+    assert sorted(ranks[0].values()) == ["0", "1", "2"]
