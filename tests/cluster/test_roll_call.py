@@ -21,7 +21,7 @@ def test_a_missing_node_is_named_and_may_come_late(tmp_path, script):
         run.start(0, 1)
         both_ready = run.wait_for_line("command ", nodes=[0, 1])  # the last line of their plans
         named = run.wait_for_line("2 of 3 nodes here", nodes=[0, 1])
-            assert named - both_ready < 10, run.text()
+        assert named - both_ready < 10, run.text()
         assert "missing: node 2" in run.text(0)
         assert "missing: node 2" in run.text(1)
         run.start(2)
