@@ -157,6 +157,7 @@ def overhead(rounds: int) -> Iterator[dict[str, object]]:
         "torchrun": round(statistics.median(seconds["torchrun"]), 2),
         "more": round(statistics.median(more), 2),
         "spread": [round(min(more), 2), round(max(more), 2)],
+        "least_against_least": round(min(seconds["train"]) - min(seconds["torchrun"]), 2),  # what noise leaves over
         "goal": 1.0,
     }
 

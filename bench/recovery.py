@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
-    with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.IMPATIENT) as run:
+    with tempfile.TemporaryDirectory() as volume, trial.Trial(volume, nodes, program=trial.program_for(fault)) as run:
         run.start()
         run.wait_for_hold()
         print(f"{time.strftime('%H:%M:%S')} {fault}, {nodes} nodes", file=sys.stderr, flush=True)

@@ -45,9 +45,7 @@ def partition(trial):
 
 
 def _heal_when_noticed(trial):
-    trial.wait_for(
-        lambda: any("silent" in line or "lost" in line for _, n, line in trial.lines if n == 0), "not noticed"
-    )
+    trial.wait_for_line("was lost: ", nodes=[0])
     for node in range(1, len(trial.nodes.nodes)):
         trial.networks.heal(node)
 

@@ -25,7 +25,7 @@ def check(run, undisturbed):
     [("killed", 2), ("primary_lost", 3), ("moved", 3), ("unplugged", 2), ("partition", 4), ("stopped", 2)],
 )
 def test_the_run_goes_on_after(fault, nodes, tmp_path, undisturbed, record_property):
-    with trial.Trial(tmp_path, nodes, program=trial.IMPATIENT) as run:
+    with trial.Trial(tmp_path, nodes, program=trial.program_for(fault)) as run:
         run.start()
         run.wait_for_hold()
         at = FAULTS[fault](run)

@@ -21,7 +21,7 @@ def test_a_missing_node_is_named_and_may_come_late(tmp_path, script):
         run.start(0, 1)
         both_ready = run.wait_for_line("command ", nodes=[0, 1])  # the last line of their plans
         named = run.wait_for_line("2 of 3 nodes here", nodes=[0, 1])
-        assert named - both_ready < 12, run.text()
+        assert named - both_ready < 10, run.text()
         assert "missing: node 2" in run.text(0)
         assert "missing: node 2" in run.text(1)
         run.start(2)
@@ -83,7 +83,7 @@ def test_who_differs_is_named_and_stops_every_node(what, tmp_path, script):
 
 @pytest.mark.parametrize(("name", "value"), [("TRAIN_RUN", "another"), ("TRAIN_TOKEN", "mine")])
 def test_a_stranger_learns_why_and_the_others_go_on_waiting(name, value, tmp_path, script):
-    with trial.Trial(tmp_path, 2, script, variables={"TRAIN_WAIT": "8"}) as run:
+    with trial.Trial(tmp_path, 2, script, variables={"TRAIN_WAIT": "6"}) as run:
         differ(run, 1, **{name: value})
         run.start()
         assert run.finish() == [68, 68], run.text()

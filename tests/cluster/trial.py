@@ -18,23 +18,25 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300  # seconds: a busy machine must not fail a test
 STEPS, HOLD = 40, 15  # of the script where nothing else is said: two seconds, and where it waits for `release`
 SCRIPT = Path(__file__).with_name("steps.py")
-# A hang is judged after 2 minutes; here after 10 s, so that a test need not wait for it.
+PATIENT = (sys.executable, "-m", "entrypoint", "train")
+# A hang is judged after 2 minutes; here after 10 s, so that nobody need wait for it.
 IMPATIENT = (
     sys.executable,
     "-c",
     "from entrypoint import launch; launch.HANG_SECONDS = 10.0; from entrypoint.__main__ import main; main()",
     "train",
 )
-PATIENT = (sys.executable, "-m", "entrypoint", "train")
+
+
+def program_for(fault):
+    return IMPATIENT if fault == "stopped" else PATIENT
 
 
 class Trial:
     """Nodes in namespaces that train `words` on a volume that they share; use with `with`."""
 
-    def __init__(
-        self, volume, nodes, *words, links=LINKS, program=PATIENT, primary_link=1, variables=None, run="steps"
-    ):
-        self.run = Path(volume) / "runs" / run
+    def __init__(self, volume, nodes, *words, links=LINKS, program=PATIENT, primary_link=1, variables=None):
+        self.run = Path(volume) / "runs" / Path(words[0] if words else SCRIPT).stem
         self.lines = []  # (seconds since the epoch, node, text)
         self._stack = contextlib.ExitStack()
         self._arguments = (nodes, 1, [str(word) for word in words] or [str(SCRIPT), str(STEPS)])
