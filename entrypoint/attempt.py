@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -135,6 +137,7 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     watch = _Watch(launch, logs, child, stop)
     ending = watch.to_the_end()
     end_descendants()
+    watch.sweep()
     watch.see_step()
     watch.audit()
     if watch.ended_for is not None:
@@ -282,6 +285,12 @@ class _Watch:
         while self._child.poll() is None and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         return text
+
+    def sweep(self) -> None:
+        """Remove what keepers that were killed have left in the temporary folder (worker.py)."""
+        for pid in self._keepers():
+            for folder in Path(tempfile.gettempdir()).glob(f"roundhouse-{pid}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _keepers(self) -> set[int]:
         told = (read_json(path) for path in self._logs.glob(f"n{self._launch.folder.node}r*.started.json"))

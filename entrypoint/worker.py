@@ -269,7 +269,7 @@ def _local_folder() -> Iterator[str | None]:
     None: nothing here can be written to, and hangs are explained by stacks.
     """
     try:
-        folder = tempfile.mkdtemp(prefix="roundhouse-")
+        folder = tempfile.mkdtemp(prefix=f"roundhouse-{os.getpid()}-")
     except OSError:
         yield None
         return
