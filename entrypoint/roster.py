@@ -195,7 +195,7 @@ def peers_of(rank: int, nodes: int) -> tuple[int, ...]:
 
 
 def unreachable(measured: Mapping[int, Sequence[Measured]], hosts: Mapping[int, str]) -> Finding | None:
-    """The first way that leads nowhere, with both nodes and the interface; None: all nodes have a way to their peers."""
+    """The first way that leads nowhere, with both nodes and the interface; None: each node has a way to its peers."""
     stuck = {rank: rows for rank, rows in measured.items() if not any(one.carries for one in rows)}
     if not stuck:
         return None
