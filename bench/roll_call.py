@@ -96,7 +96,7 @@ def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     coordinator._MEASURE_SECONDS = 600.0
     member.SILENCE_SECONDS = reception.SILENCE_SECONDS = reception.HANDSHAKE_SECONDS = 600.0
-    member._CONNECT_SECONDS = reach.CONNECT_SECONDS = reach.LARGE_SECONDS = 60.0
+    member._CONNECT_SECONDS = reach.CONNECT_SECONDS = reach.LARGE_SECONDS = reach._VISIT_SECONDS = 600.0
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # all nodes' sockets are in this process
     for nodes in map(int, sys.argv[1:] or (8, 64, 512)):
         with tempfile.TemporaryDirectory() as folder:
