@@ -30,6 +30,7 @@ LAYERS = (
     },
     {"checks", "launchers", "network"},
     {"render_settings", "render_text"},
+    {"render_pod"},
     {"render_clouds", "render_deepspeed", "render_docker", "render_kubernetes", "render_slurm"},
     {"render"},
     {"plan"},
