@@ -106,7 +106,7 @@ def test_up_without_a_script_says_in_five_lines_what_it_is(tmp_path):
 
 
 def test_up_with_a_script_runs_it_and_ends_with_its_code(tmp_path):
-    (tmp_path / "mine.sh").write_text("echo rank $RANK of $WORLD_SIZE says $1; exit 7\n")
+    (tmp_path / "mine.sh").write_text("echo rank $RANK of $WORLD_SIZE says $1; [ $RANK = 0 ] && exit 7; sleep 60\n")
     answer = run("up", TRAIN_VOLUME=str(tmp_path), TRAIN_SCRIPT=str(tmp_path / "mine.sh"), TRAIN_ARGS="'a b'")
     assert answer.returncode == 7, answer.stderr
     assert "rank 0 of 2 says a b" in answer.stdout

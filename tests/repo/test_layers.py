@@ -54,6 +54,8 @@ LAYERS = (
     {"joint"},
     {"launch", "viewer"},
     {"agent", "session"},
+    {"prepare"},
+    {"running"},
     {"__main__"},
 )
 CHILDREN = {

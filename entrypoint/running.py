@@ -1,0 +1,101 @@
+"""A run and who looks at it: in the foreground, beside a container's main process, or in a terminal's session."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+import click
+
+from entrypoint import agent, launch, session, status, viewer
+from entrypoint.plan import Draft, Plan
+from entrypoint.prepare import Context, say
+from entrypoint.run_folder import RunFolder
+from entrypoint.run_lock import living_holder
+from entrypoint.screen import LogTail
+
+
+def _is_main_process() -> bool:
+    """Process 1 or its child: whatever runs here (a container, a unit) ends when this process does.
+
+    A process that `docker exec` starts has parent 0.
+    """
+    return os.getpid() == 1 or os.getppid() == 1
+
+
+def train_here(context: Context, plan: Plan, draft: Draft) -> int:
+    """In the foreground: this process is the agent, and a thread shows the run."""
+    start = launch.open_run(plan, draft, say=say)
+    if start.finished:
+        click.echo(start.finished)
+        return 0
+    with viewer.showing(start.folder, LogTail(start.folder.logs, node=start.folder.node)):
+        code = launch.train(start, context.variables, by_hand=sys.stdin.isatty())
+    return viewer.tell_end(start.folder, sys.stderr, code)
+
+
+def train_beside(context: Context, plan: Plan, draft: Draft) -> int:
+    """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
+    folder = launch.folder_of(plan)
+    tail = LogTail(folder.logs, node=folder.node)
+    child = agent.start(_agent_of(context, plan, draft, by_hand=False), None, kept=True)
+    if child.finished:
+        click.echo(child.finished)
+        return child.wait()
+    session.offer(folder, context.variables)
+    with viewer.showing(folder, tail):
+        code = child.wait()
+    return viewer.tell_end(folder, sys.stderr, code)
+
+
+def train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
+    """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
+    folder, kept = launch.folder_of(plan), _is_main_process()
+    child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
+    if child.finished:
+        click.echo(child.finished)
+        return 0
+    if not kept:
+        return attach(context, folder)
+    session.attach(folder, context.variables)
+    if living_holder(folder.lock):
+        click.echo(f"{folder.path.name} goes on, and this container with it; `attach` in it shows the run again")
+        viewer.Follower(folder).follow()
+    code = child.wait()
+    _tell_last_lines(folder)
+    return viewer.tell_end(folder, sys.stderr, code)
+
+
+def _agent_of(context: Context, plan: Plan, draft: Draft, *, by_hand: bool) -> agent.Body:
+    def body(ready: Callable[[str | None], None]) -> int:
+        start = launch.open_run(plan, draft, say=say)
+        ready(start.finished)
+        return 0 if start.finished else launch.train(start, context.variables, by_hand=by_hand)
+
+    return body
+
+
+def attach(context: Context, folder: RunFolder) -> int:
+    """Show it here; the run's exit code if it is over, 0 if only the person has left."""
+    session.attach(folder, context.variables)
+    if living_holder(folder.lock):
+        click.echo(f"{folder.path.name} goes on; `attach {folder.path.name}` shows it again")
+        return 0
+    _tell_last_lines(folder)
+    return viewer.tell_end(folder, sys.stderr)
+
+
+def _tell_last_lines(folder: RunFolder) -> None:
+    """A tmux session takes its screen with it when it ends."""
+    for name, line in status.newest_logs(folder, 15):
+        if name == f"n{folder.node}r0":
+            click.echo(viewer.prefixed(name, line))
+    click.echo(f"the run is in {folder.path}")
+
+
+def stay(why: str) -> None:
+    """Until a signal: the machine is the person's, who comes in by other doors."""
+    stops = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    click.echo(f"{why}: this container stays, without training, until it is stopped")
+    sys.exit(128 + signal.sigwait(stops))
