@@ -17,10 +17,12 @@ import click
 from entrypoint import agent, launch, render, render_files, report, scripts, session, status, version, viewer
 from entrypoint import doctor as doctors
 from entrypoint.checkpoint_size import checkpoint_bytes
+from entrypoint.checks import check
+from entrypoint.cluster import make_cluster
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import OWN_BUG, NodesError, Problem, SettingError
+from entrypoint.errors import OWN_BUG, MachineError, NodesError, Problem, SettingError
 from entrypoint.examine import examine
 from entrypoint.facts import Facts
 from entrypoint.local import Nodes
@@ -32,6 +34,7 @@ from entrypoint.namespaces import Namespaces
 from entrypoint.plan import Draft, Plan, all_checks
 from entrypoint.preflight import preflight
 from entrypoint.probe import probe
+from entrypoint.probe_machine import DIRECTORY_SECONDS, answer_within
 from entrypoint.reasons import Check, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, edits, read_request
@@ -39,6 +42,7 @@ from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
 from entrypoint.stay import reason_to_stay
+from entrypoint.values import clean
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
 _WHAT_THIS_IS = """\
@@ -101,8 +105,9 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
+    plan = _tried(context, plan, draft.facts)
     click.echo(report.to_text(plan, draft.facts))
-    plan = _checked(context, plan, draft.facts)
+    launch.check_plan(plan)
     sys.exit(_train_in_session(context, plan, draft) if in_session else _train_here(context, plan, draft))
 
 
@@ -151,8 +156,9 @@ def up(context: Context) -> None:
     plan, draft = _plan(context, (), may_wait=True)
     plan = launch.numbered(plan, draft, say=_say)
     plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
+    plan = _tried(context, plan, draft.facts)
     click.echo(report.to_text(plan, draft.facts))
-    plan = _checked(context, plan, draft.facts)
+    launch.check_plan(plan)
     sys.exit(_train_beside(context, plan, draft))
 
 
@@ -164,15 +170,11 @@ def _stay(why: str) -> None:
     sys.exit(128 + signal.sigwait(stops))
 
 
-def _checked(context: Context, plan: Plan, facts: Facts) -> Plan:
-    """The plan with what is found by trying: a Problem where that forbids the start."""
-    launch.check_plan(plan)
-    found = findings_of(preflight(plan, facts, context.variables, say=_say))
-    for line in report.findings(found):
-        click.echo(line)
-    plan = replace(plan, findings=plan.findings + found)
-    launch.check_plan(plan)
-    return plan
+def _tried(context: Context, plan: Plan, facts: Facts) -> Plan:
+    """The plan with what is found by trying, unless there is nothing to start or it is forbidden already."""
+    if plan.recipe is None or any(finding.level == "stop" for finding in plan.findings):
+        return plan
+    return replace(plan, findings=plan.findings + findings_of(preflight(plan, facts, context.variables, say=_say)))
 
 
 def _on_terminal() -> bool:
@@ -336,11 +338,22 @@ def doctor(context: Context, as_json: bool, every: bool, words: tuple[str, ...])
         facts = draft.facts
         found = _diagnose(context, made, draft)
     except Problem as error:
-        facts = probe(context.base / choose_volume(None, context.variables)[0])
-        examined = examine(facts, (), context.variables, None, speed=False)
-        found = doctors.diagnose(facts, examined, plan=None, found=(), problem=error)
+        found, facts = _diagnose_alone(context, error)
     click.echo(doctors.to_json(found, facts) if as_json else doctors.to_text(found, every=every))
     sys.exit(doctors.exit_code(found))
+
+
+def _diagnose_alone(context: Context, problem: Problem) -> tuple[tuple[Check, ...], Facts]:
+    """Without a plan: this machine as if it were the only one."""
+    wanted = clean(context.variables.get("TRAIN_VOLUME", ""))
+    volume = context.base / choose_volume(Path(wanted) if wanted else None, context.variables)[0]
+    facts = probe(volume)
+    chosen = context.variables.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(facts.gpus or ())
+    alone = make_cluster(read_environment({}), gpus, facts.listening_ports)
+    seen = check(alone, facts, gpus=gpus, chosen=chosen is not None, named=True, is_process=False)
+    examined = examine(facts, (), context.variables, volume if facts.volume.exists else None, speed=True)
+    return doctors.diagnose(facts, examined, plan=None, found=seen, problem=problem), facts
 
 
 def _diagnose(context: Context, made: Plan, draft: Draft) -> tuple[Check, ...]:
@@ -416,7 +429,7 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     recipe: Recipe | None = None
     if script is not None:
         given = tuple(arguments) if words else split_arguments(request.arguments)
-        recipe = scripts.complete(choose_recipe(script, given, base=context.base))
+        recipe = _completed(choose_recipe(script, given, base=context.base))
     environment = read_environment(context.variables)
     volume = context.base / choose_volume(request.volume, context.variables)[0]
     _mount(context, request, environment, volume, now=may_wait)
@@ -431,6 +444,16 @@ def _plan(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, draft
+
+
+def _completed(recipe: Recipe) -> Recipe:
+    """The recipe with its interpreter, which the script's first line tells; it may lie on a volume that hangs."""
+    try:
+        return answer_within(DIRECTORY_SECONDS, lambda: scripts.complete(recipe))
+    except TimeoutError:
+        raise MachineError(
+            f"{recipe.script} does not answer", fix="is the server of its file system gone? Mount it again"
+        ) from None
 
 
 def _mount(context: Context, request: Request, environment: Environment, volume: Path, *, now: bool) -> None:

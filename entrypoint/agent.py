@@ -61,8 +61,10 @@ def start(body: Body, log: Path | None, *, kept: bool) -> Agent:
             os.close(read)
             _be(body, write, log, kept=kept)
         agent = Agent(pid)
-        for number in _PASSED_ON if kept else ():
-            signal.signal(number, agent.pass_on)
+        if kept:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # `docker run` hands on its own, when its terminal is closed
+            for number in _PASSED_ON:
+                signal.signal(number, agent.pass_on)
     os.close(write)
     with open(read) as told:
         document = json.loads(told.read() or "null")

@@ -3,9 +3,11 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,6 +23,7 @@ from entrypoint.launchers import Launcher
 from entrypoint.liveness import Liveness
 from entrypoint.nccl_log import compare, parse_nccl_log
 from entrypoint.network import Network
+from entrypoint.reasons import Finding
 from entrypoint.restarts import Outcome
 from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
 from entrypoint.tally import KILLED, Report
@@ -134,6 +137,7 @@ def run_attempt(launch: Launch, number: int, environment: dict[str, str], stop: 
     watch = _Watch(launch, logs, child, stop)
     ending = watch.to_the_end()
     end_descendants()
+    watch.sweep()
     watch.see_step()
     watch.audit()
     if watch.ended_for is not None:
@@ -199,15 +203,10 @@ class _Watch:
     def audit(self) -> None:
         """Once, when NCCL has certainly said which way it sends: warn if it is not the planned one."""
         network, self._audited = (None if self._audited else self._launch.network), True
-        if network is None:
-            return
-        with contextlib.suppress(OSError):
-            text = (self._logs / f"n{self._launch.folder.node}.nccl").read_text(errors="replace")
-            ours = any(setting.name == "NCCL_SOCKET_IFNAME" for setting in network.settings)
-            for finding in compare(parse_nccl_log(text), network.interfaces if ours else (), network.rdma.hcas):
-                self._launch.say(f"warn  {finding.text}")
-                if finding.fix:
-                    self._launch.say(f"      fix: {finding.fix}")
+        for finding in audit(self._logs / f"n{self._launch.folder.node}.nccl", network) if network else ():
+            self._launch.say(f"warn  {finding.text}")
+            if finding.fix:
+                self._launch.say(f"      fix: {finding.fix}")
 
     def _must_end(self) -> str | None:
         if not self._launch.beat():
@@ -287,9 +286,25 @@ class _Watch:
             time.sleep(_POLL_SECONDS)
         return text
 
+    def sweep(self) -> None:
+        """Remove what keepers that were killed have left in the temporary folder (worker.py)."""
+        for pid in self._keepers():
+            for folder in Path(tempfile.gettempdir()).glob(f"roundhouse-{pid}-*"):
+                shutil.rmtree(folder, ignore_errors=True)
+
     def _keepers(self) -> set[int]:
         told = (read_json(path) for path in self._logs.glob(f"n{self._launch.folder.node}r*.started.json"))
         return {one["pid"] for one in told if one}
+
+
+def audit(nccl_log: Path, network: Network) -> list[Finding]:
+    """What NCCL's first lines say otherwise than the plan; a name from outside that won was told of already."""
+    try:
+        text = nccl_log.read_text(errors="replace")
+    except OSError:  # no GPUs, or a person sent the lines elsewhere
+        return []
+    ours = any(setting.name == "NCCL_SOCKET_IFNAME" for setting in network.settings)
+    return list(compare(parse_nccl_log(text), network.interfaces if ours else (), network.rdma.hcas))
 
 
 def collect_orphans(ours: int) -> None:

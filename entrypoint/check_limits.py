@@ -30,7 +30,7 @@ def check_limits(cluster: Cluster, facts: Facts, *, gpus: int) -> Iterator[Check
 def _shared_memory(facts: Facts, gpus: int) -> Iterator[Check]:
     if facts.shm_bytes is None:
         return
-    wanted = (1 << 30) if gpus else (64 << 20) + 1
+    wanted = (1 << 30) if gpus else 128 << 20
     has = f"/dev/shm has {facts.shm_bytes / 2**20:.0f} MiB"
     if facts.shm_bytes < wanted:
         text = f"{has}, {size(wanted)} or more are wanted: data loaders and NCCL may die with a bus error"

@@ -37,7 +37,9 @@ def check(
         *_process(cluster, is_process),
         *_ranks(cluster, is_process),
         *check_gpus(cluster, facts, gpus=gpus, chosen=chosen),
-        *check_place(facts.volume, container=facts.container, must_be_shared=elsewhere and not named),
+        *check_place(
+            facts.volume, container=facts.container, must_be_shared=elsewhere and not named, user_id=facts.user_id
+        ),
         *check_limits(cluster, facts, gpus=gpus),
         *check_names(cluster, facts, meeting_port=meeting_port),
         *check_rdma(facts),

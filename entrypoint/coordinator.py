@@ -19,7 +19,7 @@ from entrypoint.measured import Measured, common_rails
 from entrypoint.messages import Message, MessageError, text_of
 from entrypoint.reception import Guest, Reception
 from entrypoint.restarts import Decision, Outcome
-from entrypoint.roster import Absent, compare, host_of, name, peers_of, waiting_line
+from entrypoint.roster import Absent, compare, host_of, name, peers_of, unreachable, waiting_line
 from entrypoint.seat import SAY_SECONDS, SILENCE_SECONDS, Seat
 from entrypoint.tally import Report, Tally, tally
 
@@ -227,32 +227,9 @@ class Coordinator:
         return [asdict(rail) for rail in common_rails({r: g.measured or () for r, g in self._ready().items()})]
 
     def _refuse_unreachable(self, ready: Mapping[int, Guest]) -> None:
-        """Name the nodes and the interface of the first way that leads nowhere; the node that most cannot reach."""
-        stuck = {r: g.measured or () for r, g in ready.items() if not any(one.carries for one in g.measured or ())}
-        if not stuck:
-            return
-        rank, tried = min(stuck.items(), key=lambda item: (len(item[1]), item[0]))
-        if not tried:
-            raise NodesError(
-                f"{name(rank, ready[rank].host)} has no interface that can reach other nodes",
-                fix="attach it to the cluster network, or name the interface with TRAIN_INTERFACE",
-            )
-        best = max(tried, key=lambda one: len(one.reached))
-        if best.missed:
-            to = best.missed[0]
-            raise NodesError(
-                f"{name(rank, ready[rank].host)} does not reach {name(to, ready[to].host)} over {best.interface}"
-                f" ({best.detail}); {len(stuck)} of {self._seat.nodes} nodes lack a way to all others",
-                fix="open all TCP ports between the nodes on this network (firewall, security group), or name another "
-                "interface with TRAIN_INTERFACE",
-            )
-        to = next(iter(best.reached), rank)
-        raise NodesError(
-            f"{name(rank, ready[rank].host)} connects to {name(to, ready[to].host)} over {best.interface}, but larger "
-            f"packets do not arrive ({best.detail})",
-            fix=f"a link between them carries less than the MTU of {best.interface}; lower it on all nodes: "
-            f"`ip link set {best.interface} mtu 1400`",
-        )
+        measured = {rank: guest.measured or () for rank, guest in ready.items()}
+        if found := unreachable(measured, {rank: guest.host for rank, guest in ready.items()}):
+            raise NodesError(found.text, fix=found.fix)
 
     # ---- an attempt ----
 

@@ -62,7 +62,7 @@ def _once(checks: Iterable[Check]) -> Iterator[Check]:
         kept.setdefault(check.name, []).append(check)
     for same in kept.values():
         bad = [check for check in same if check.level in ("stop", "warn")]
-        yield from bad or same[-1:]
+        yield from (bad[-1:] if same[0].subject == "volume" else bad) or same[-1:]
 
 
 def _container(facts: Facts) -> Check:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint.hints import hint
 from entrypoint.run_folder import last_lines, read_json
 
 SHOWN_LINES = 20
@@ -79,8 +80,8 @@ def describe(first: Ended, attempt: int) -> dict[str, Any]:
 def sentence(first: Ended) -> str:
     text = f"first to fail: node {first.node} rank {first.rank}, exit code {first.exit_code}"
     name = signal_name(first)
-    text = f"{text} ({name})" if name else text
-    return f"{text}; {first.note}" if first.note else text
+    said = first.note or hint(first.lines, first.exit_code)
+    return text + (f" ({name})" if name else "") + (f"; {said}" if said else "")
 
 
 def timed_out(ended: Ended) -> bool:

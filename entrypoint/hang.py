@@ -85,9 +85,9 @@ def parse_stacks(text: str) -> Place | None:
 
 def explain(traces: Sequence[Trace], places: Mapping[int, Place], ranks: Sequence[int]) -> str | None:
     """One or two sentences; None where nothing is known. `ranks` are all that ran."""
-    told = _by_traces(traces, ranks) if len(traces) > 1 else None
+    told = _by_traces(traces, ranks) if traces and len(ranks) > 1 else None
     if told is None:
-        return _by_places(places)
+        return _by_places(places, ranks)
     culprits, text = told
     where = [f"rank {rank} was at {places[rank]}" for rank in culprits[:_SHOWN_RANKS] if rank in places]
     return ". ".join([text, *where])
@@ -149,10 +149,13 @@ def _told(one: Collective, group: str) -> str:
     return f"number {one.sequence} of group {group} ({one.operation} {one.sizes})"
 
 
-def _by_places(places: Mapping[int, Place]) -> str | None:
+def _by_places(places: Mapping[int, Place], ranks: Sequence[int]) -> str | None:
     """Without traces, as of a script of the user's own on gloo: who was not waiting for others."""
     outside = sorted(rank for rank, place in places.items() if not place.waits)
     waiting = sorted(rank for rank, place in places.items() if place.waits)
+    silent = sorted(set(ranks) - places.keys())
+    if waiting and silent and not outside:
+        return f"{_listed(silent)} left no stack (stopped?); {_listed(waiting)} waited at {places[waiting[0]]}"
     if not outside or not waiting:
         return None
     first = f"rank {outside[0]} was at {places[outside[0]]}"

@@ -22,7 +22,8 @@ from entrypoint.seat import Seat
 from entrypoint.tally import Tally
 from entrypoint.values import is_loopback
 
-_WORD_SECONDS = 5.0  # from a request to stop to the word of node 0, where no attempt runs
+_WORD_SECONDS = 5.0  # from a request to stop to leaving alone, where node 0 is not reached
+_SEATED_SECONDS = 60.0  # more than node 0 gives the slowest node
 
 
 class RunBook:
@@ -170,6 +171,7 @@ class JointAgent:
         self._environment, self._seat = environment, seat
         self._folder = launch.folder
         self.number = 0
+        self._ended_at = 0.0  # the last attempt, here
 
     def attempts(self, *, by_hand: bool) -> Decision:
         """Until node 0 says that it is over; a Problem where the nodes do not come together."""
@@ -199,12 +201,15 @@ class JointAgent:
                 hearing.hear_stop(event)
             elif isinstance(event, member.Start):
                 self._attempt(event, meeting, hearing)
-            elif self._asked_for(_WORD_SECONDS):
+            elif self._is_forgotten(meeting):
                 return Decision(None, STOPPED, "stopped while waiting for the other nodes; start it again to go on")
 
-    def _asked_for(self, seconds: float) -> bool:
-        asked = self._stop.asked_at
-        return asked is not None and time.monotonic() - asked >= seconds
+    def _is_forgotten(self, meeting: Meeting) -> bool:
+        """Asked to stop, and node 0 says nothing: it is not reached, or not even after all nodes had time to save."""
+        if self._stop.asked_at is None:
+            return False
+        waited = time.monotonic() - max(self._stop.asked_at, self._ended_at)
+        return waited >= (self._launch.grace_seconds + _SEATED_SECONDS if meeting.is_seated else _WORD_SECONDS)
 
     def _attempt(self, start: member.Start, meeting: Meeting, hearing: _Hearing) -> None:
         self.number = start.attempt
@@ -223,6 +228,7 @@ class JointAgent:
             self._launch.say(start.trial.text)
         launch = replace(self._launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
         ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
+        self._ended_at = time.monotonic()
         meeting.tell("ended", attempt=start.attempt, **ended.to_message())
         meeting.ready()
 

@@ -84,7 +84,9 @@ def open_run(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Start:
             _put_aside(folder.path)
         elif not plan.again and ended.get("command") == start.wanted:
             why = f"{folder.path.name} has finished, see {folder.path}; TRAIN_AGAIN=1 trains it again"
-            return Start(plan, draft, folder, lock, finished=why)
+            if lock:  # or the next start, in another container, would wait for its heartbeat
+                lock.release()
+            return Start(plan, draft, folder, None, finished=why)
     _make_folders(plan, folder)
     folder.of_node("exit.json").unlink(missing_ok=True)
     return start

@@ -28,11 +28,12 @@ class Measured:
         if self.missed:
             return f"does not reach {_nodes(self.missed)}{detail}"
         if self.large_passes is False:
-            return f"connects, but payloads larger than its MTU do not arrive{detail}"
+            return f"connects, but large packets do not arrive{detail}"
         if not self.reached:
             return f"was not tried{detail}"
         speed = f", {self.mbit_per_second} Mbit/s" if self.mbit_per_second is not None else ""
-        return f"reaches all {len(self.reached)} peers that were tried{speed}"
+        peers = f"all {len(self.reached)} peers that were tried" if len(self.reached) > 1 else "its peer"
+        return f"reaches {peers}{speed}"
 
 
 @dataclass(frozen=True, slots=True)

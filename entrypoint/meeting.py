@@ -53,6 +53,10 @@ class Meeting:
     def tell(self, kind: str, **fields: Any) -> None:
         self._call(self._member.tell, {"kind": kind, **fields})
 
+    @property
+    def is_seated(self) -> bool:
+        return self._member.is_seated
+
     def ready(self) -> None:
         """For another attempt: this node's processes have ended."""
         self._call(self._member.ready)

@@ -103,6 +103,10 @@ class Member:
         self._measuring: asyncio.Task[None] | None = None
         self._stating: asyncio.Future[None] | None = None
 
+    @property
+    def is_seated(self) -> bool:
+        return self._writer is not None
+
     # ---- what the agent has to say; in the loop ----
 
     def ready(self) -> None:

@@ -35,7 +35,13 @@ def _compiled(plan: Plan, variables: Mapping[str, str], say: Callable[[str], Non
     """Folders for what is compiled: made private, and without the locks of builds that were killed."""
     for setting in plan.settings:
         if setting.name in COMPILED:
-            _make_private(Path(setting.value))
+            try:
+                _make_private(Path(setting.value))
+            except OSError as error:  # a root that is read-only: who compiles nothing needs no folder
+                text = f"{setting.name}={setting.value} cannot be made: {error.strerror}"
+                fix = "set TMPDIR to a folder that may be written, on a file system that may hold programs"
+                yield Check("cache.compiled", "warn", text, fix)
+                break
     for name, path, ours in cache_folders(plan.settings, variables):
         if name != "TORCH_EXTENSIONS_DIR":
             continue
@@ -49,16 +55,13 @@ def _compiled(plan: Plan, variables: Mapping[str, str], say: Callable[[str], Non
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder below the shared /tmp that only this user writes to: programs are loaded from it."""
+    """Make a folder below the shared /tmp that only this user writes to, since programs are loaded from it; OSError."""
     top = folder.parents[1]  # TMPDIR/roundhouse-UID
-    try:
-        top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(top)
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MachineError(f"{error.filename}: {error.strerror}", fix="TMPDIR must name a folder to write to") from None
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = os.lstat(top)
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
         raise MachineError(
             f"{top} belongs to user {found.st_uid} or may be written by others: no compiled code is loaded from there",
             fix=f"remove {top}, or set TMPDIR to a folder of your own",
         )
+    folder.mkdir(parents=True, exist_ok=True)

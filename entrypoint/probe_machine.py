@@ -137,6 +137,23 @@ def within(seconds: float, call: Callable[[], Answer], otherwise: Answer) -> Ans
     return answers[0] if answers else otherwise
 
 
+def answer_within(seconds: float, call: Callable[[], Answer]) -> Answer:
+    """What `call` returns or raises; TimeoutError where it does neither, as on a file system whose server is gone."""
+
+    def try_it() -> tuple[Answer | None, Exception | None]:
+        try:
+            return call(), None
+        except Exception as error:
+            return None, error
+
+    answer = within(seconds, try_it, otherwise=None)
+    if answer is None:
+        raise TimeoutError
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]  # type: ignore[return-value]  # None only where `call` returns it
+
+
 def _hostname() -> str:
     try:
         return socket.gethostname()

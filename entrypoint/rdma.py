@@ -71,9 +71,9 @@ def rdma_settings(rdma: Rdma, given: Mapping[str, str], facts: Facts) -> tuple[l
             selected = ", ".join(f"{device}:{port}" for device, port in here)
             text = f"NCCL_IB_HCA={hca} is yours and wins: it selects {selected}; the plan would take {value}"
             findings.append(Finding("warn", text, "unset NCCL_IB_HCA"))
-    if rdma.devices and not rdma.hcas and rdma.reason.startswith("NCCL_") and _able(facts):
-        text = f"{rdma.reason} is yours and wins: {len(_able(facts))} RDMA ports that work here stay unused"
-        findings.append(Finding("warn", text, f"unset {rdma.reason.partition('=')[0]}"))
+    if (off := next(_switched_off(given), None)) and (able := _able(facts)):
+        text = f"{off} is yours and wins: {len(able)} RDMA ports that work here stay unused"
+        findings.append(Finding("warn", text, f"unset {off.partition('=')[0]}"))
     return settings, findings
 
 

@@ -90,7 +90,9 @@ def _volume(settings: Settings) -> dict[str, Any]:
 
 
 def _service(settings: Settings, place: dict[str, str] | None = None, *, ports: bool = True) -> dict[str, Any]:
-    secrets = {name: Why("${" + name + "}", "from your shell or .env") for name in settings.secrets}
+    secrets = {
+        name: Why(f"${{{name}:?set it in your shell or in .env}}", "not written here") for name in settings.secrets
+    }
     environment = {name: _literal(text) for name, text in (settings.variables | (place or {})).items()}
     return {
         "image": settings.container_image,

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import SettingError
+from entrypoint.recipes import choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import edits, read_request
 
 # The image's public name and tags. docker-bake.hcl makes them; a test compares the two.
@@ -197,4 +199,7 @@ def _check(settings: Settings) -> None:
         raise SettingError(
             f"{', '.join(sorted(overlap))} is given as a value and as a secret", fix="leave one of the two out"
         )
-    read_request(settings.variables)  # the very check that the container would make: a typing error costs hours there
+    # What the container would refuse: there a typing error costs the time until somebody looks.
+    read_request(settings.variables)
+    recipe = choose_recipe(settings.script, split_arguments(settings.args), base=Path(VOLUME))
+    refuse_wrong_options(recipe, settings.nodes * (settings.gpus or 2))

@@ -2,14 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
 from entrypoint.facts import Facts
 from entrypoint.plan import Plan
-from entrypoint.reasons import Finding
 from entrypoint.values import endpoint
 
 _WIDTH = 13
@@ -122,12 +121,9 @@ def _roll_call(plan: Plan) -> list[str]:
 
 
 def _findings(plan: Plan) -> list[str]:
-    return findings(plan.findings) or ["ok    nothing to complain of"]
-
-
-def findings(found: Sequence[Finding]) -> list[str]:
-    """Lines that tell findings, each with its fix below."""
-    return [line for finding in found for line in _finding(finding.level, finding.text, finding.fix)]
+    if not plan.findings:
+        return ["ok    nothing to complain of"]
+    return [line for finding in plan.findings for line in _finding(finding.level, finding.text, finding.fix)]
 
 
 def _finding(level: str, text: str, fix: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from entrypoint.host_ids import Host
+from entrypoint.measured import Measured
 from entrypoint.messages import text_of
 from entrypoint.rdma import Rdma, rdma_verdict
 from entrypoint.reasons import Finding
@@ -191,6 +192,38 @@ def peers_of(rank: int, nodes: int) -> tuple[int, ...]:
     """
     distances = range(1, nodes) if nodes <= ALL_PAIRS_UP_TO else [1 << k for k in range((nodes - 1).bit_length())]
     return tuple((rank + distance) % nodes for distance in distances if distance < nodes)
+
+
+def unreachable(measured: Mapping[int, Sequence[Measured]], hosts: Mapping[int, str]) -> Finding | None:
+    """The first way that leads nowhere, with both nodes and the interface; None: each node has a way to its peers."""
+    stuck = {rank: rows for rank, rows in measured.items() if not any(one.carries for one in rows)}
+    if not stuck:
+        return None
+    rank, tried = min(stuck.items(), key=lambda item: (len(item[1]), item[0]))
+    node = name(rank, hosts[rank])
+    if not tried:
+        return Finding(
+            "stop",
+            f"{node} has no interface that can reach other nodes",
+            "attach it to the cluster network, or name the interface with TRAIN_INTERFACE",
+        )
+    best = max(tried, key=lambda one: len(one.reached))
+    if best.missed:
+        return Finding(
+            "stop",
+            f"{node} does not reach {name(best.missed[0], hosts[best.missed[0]])} over {best.interface} "
+            f"({best.detail}); {len(stuck)} of {len(measured)} nodes lack a way to all others",
+            "open all TCP ports between the nodes on this network (firewall, security group), or name another "
+            "interface with TRAIN_INTERFACE",
+        )
+    to = next(iter(best.reached), rank)
+    return Finding(
+        "stop",
+        f"{node} connects to {name(to, hosts[to])} over {best.interface}, but larger packets do not arrive "
+        f"({best.detail})",
+        f"a link between them carries less than the MTU of {best.interface}; lower it on all nodes: "
+        f"`ip link set {best.interface} mtu 1400`",
+    )
 
 
 # ---- ranks by arrival ----

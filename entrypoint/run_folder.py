@@ -72,7 +72,7 @@ class RunFolder:
         """Why nothing can be written here (a full volume, a quota, one that is away); None: it can."""
         probe = self.path / f".{uuid4().hex}.probe"
         try:
-            probe.write_bytes(b"\0" * 4096)
+            probe.write_bytes(bytes(1 << 20))  # less may have become free since: a lock, a file half written
         except OSError as error:
             return error.strerror or str(error)
         finally:

@@ -66,7 +66,9 @@ def choose_volume(wanted: Path | None, variables: Mapping[str, str]) -> tuple[Pa
     return DEFAULT_VOLUME, "the default"
 
 
-def check_place(volume: Volume, *, container: str | None, must_be_shared: bool) -> Iterator[Check]:
+def check_place(
+    volume: Volume, *, container: str | None, must_be_shared: bool, user_id: int | None = None
+) -> Iterator[Check]:
     """What can be said of the volume without writing: it answers, is a mount, and may be written by its mode.
 
     `must_be_shared`: other nodes need it too, and nobody named this very folder (then the roll call shows who sees it).
@@ -94,7 +96,7 @@ def check_place(volume: Volume, *, container: str | None, must_be_shared: bool) 
             "volume.writable",
             "stop",
             f"{volume.path} is not writable",
-            "mount it read-write, or run as a user who may write",
+            f"mount it read-write, if it is not; else {_closed_to(user_id)}",
             where,
         )
     if volume.exists and volume.mounted is False and container is not None:
@@ -165,17 +167,22 @@ def _refused(trial: Trial) -> Check:
         fix = f"it is full ({full}), or take a larger volume"
     elif trial.errno == "EDQUOT":
         fix = "your quota on it is used up: delete old runs, or ask for more"
-    elif trial.errno in _NO_PERMISSION and trial.user_id == 0:
-        fix = (
+    elif trial.errno in _NO_PERMISSION:
+        fix = _closed_to(trial.user_id)
+    else:
+        fix = "look at the mount and its server, or name another volume with TRAIN_VOLUME"
+    return Check("volume.writable", "stop", text, fix, trial.errno)
+
+
+def _closed_to(user_id: int | None) -> str:
+    if user_id == 0:
+        return (
             "root may not write there: the server maps root to nobody (root squash), or the container's root has no "
             "CAP_DAC_OVERRIDE. Run as the user who owns the folder (docker run --user), or open the folder on the "
             "server; nothing here changes owners"
         )
-    elif trial.errno in _NO_PERMISSION:
-        fix = f"run as its owner, or let user {trial.user_id} write there (on the server, if it is one)"
-    else:
-        fix = "look at the mount and its server, or name another volume with TRAIN_VOLUME"
-    return Check("volume.writable", "stop", text, fix, trial.errno)
+    user = "this user" if user_id is None else f"user {user_id}"
+    return f"run as its owner, or let {user} write there (on the server, if it is one)"
 
 
 def _room(trial: Trial, checkpoint_bytes: int | None, keep: int) -> Iterator[Check]:

@@ -191,7 +191,7 @@ class Keeper:
     def _ask_for_trace(self) -> bool:
         """Whether anything in the script listens: NCCL's process group, or a recipe of ours."""
         asked = False
-        stem, rank = Path(self._environment[_PIPE_STEMS[-1]]), os.environ["RANK"]
+        stem, rank = Path(self._environment.get(_PIPE_STEMS[-1], "/none/")), os.environ["RANK"]
         for pipe in stem.parent.glob(f"{stem.name}{rank}.*"):
             with contextlib.suppress(OSError):
                 end = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
@@ -244,14 +244,15 @@ class Keeper:
 _PIPE_STEMS = ("TORCH_FR_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
 
 
-def recorder_environment(variables: Mapping[str, str], folder: Path, name: str, pipes: str) -> dict[str, str]:
+def recorder_environment(variables: Mapping[str, str], folder: Path, name: str, pipes: str | None) -> dict[str, str]:
     """The script's environment: where torch leaves traces and listens for a wish for one, and NCCL's first words.
 
     torch appends the rank to both. What is set already stays. NCCL_DEBUG=INFO of the first process of each node, of the
     start alone, goes to a file: there NCCL says which interface it uses.
     """
     node = name.partition("r")[0]
-    ours = {"TORCH_FR_DUMP_TEMP_FILE": f"{folder}/{node}.trace-"} | dict.fromkeys(_PIPE_STEMS, f"{pipes}/trace-")
+    ours = {"TORCH_FR_DUMP_TEMP_FILE": f"{folder}/{node}.trace-"}
+    ours |= dict.fromkeys(_PIPE_STEMS, f"{pipes}/trace-") if pipes else {}
     if variables.get("LOCAL_RANK") == "0" and not variables.get("NCCL_DEBUG"):
         ours |= {
             "NCCL_DEBUG": "INFO",
@@ -262,9 +263,16 @@ def recorder_environment(variables: Mapping[str, str], folder: Path, name: str, 
 
 
 @contextlib.contextmanager
-def _local_folder() -> Iterator[str]:
-    """For pipes, which a volume may not be able to hold: torch ends a training that cannot make its own."""
-    folder = tempfile.mkdtemp(prefix="roundhouse-")
+def _local_folder() -> Iterator[str | None]:
+    """For pipes, which a volume may not be able to hold: torch ends a training that cannot make its own.
+
+    None: nothing here can be written to, and hangs are explained by stacks.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix=f"roundhouse-{os.getpid()}-")
+    except OSError:
+        yield None
+        return
     try:
         yield folder
     finally:

@@ -100,7 +100,8 @@ def differing_files(one: Layer, other: Layer) -> list[str]:
 
 def unpacked_size(layer: Layer) -> int:
     """Bytes of the layer's files."""
-    return sum(found["size"] for _, found in layer_files(layer))
+    with gzip.open(layer.blob) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
+        return sum(entry.size for entry in archive)
 
 
 def sizes(image: Image) -> str:

@@ -33,14 +33,17 @@ def check(config: dict[str, Any], file: str, *, fills: Set[str], world_size: int
 
     fills: dotted names where "auto" may stand. world_size: processes over all nodes; batch values must multiply out.
     """
-    _refuse_unknown(config, KEYS, "", file)
+    refuse_unknown(config, KEYS, "", file)
     _refuse_auto(config, fills, file)
     _refuse_batch(config, world_size, file)
     for name, why in _without_effect(config):
         raise Problem(f"{name} in {file} has no effect: {why}", fix="leave it out")
 
 
-def _refuse_unknown(section: dict[str, Any], known: dict[str, Any], path: str, file: str) -> None:
+def refuse_unknown(
+    section: dict[str, Any], known: dict[str, Any], path: str, file: str, *, reader: str = "DeepSpeed"
+) -> None:
+    """Problem for the first name that is not in the table `known`, at any depth; the nearest one is named."""
     for name, value in section.items():
         full = f"{path}{name}"
         if full in DEPRECATED:
@@ -50,12 +53,12 @@ def _refuse_unknown(section: dict[str, Any], known: dict[str, Any], path: str, f
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {path}{near[0]}?" if near else f"one of {', '.join(known)}"
-            raise Problem(f"{full} in {file} is no name that DeepSpeed reads", fix=hint)
+            raise Problem(f"{full} in {file} is no name that {reader} reads", fix=hint)
         below = known[name]
         if isinstance(below, dict) and value is not None:
             if not isinstance(value, dict):
                 raise Problem(f"{full} in {file} is {json.dumps(value)}, no object", fix=f"with {', '.join(below)}")
-            _refuse_unknown(value, below, f"{full}.", file)
+            refuse_unknown(value, below, f"{full}.", file, reader=reader)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

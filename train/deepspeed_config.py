@@ -59,13 +59,13 @@ def read_config(file: str) -> dict[str, Any]:
     try:
         config = json.loads(Path(file).read_text())
     except OSError as error:
-        raise Problem(f"--deepspeed-config {file}: {error.strerror}", fix="give a file that node 0 can read") from None
+        raise Problem(f"{file}: {error.strerror}", fix="give a file that node 0 can read") from None
     except ValueError as error:
-        raise Problem(f"--deepspeed-config {file}: no JSON: {error}", fix="correct it at that place") from None
+        raise Problem(f"{file}: no JSON: {error}", fix="correct it at that place") from None
     sections = ("zero_optimization", "optimizer", "scheduler", "bf16", "fp16", "data_types", "torch_autocast")
     if not isinstance(config, dict) or not all(isinstance(config.get(name, {}), dict) for name in sections):
         raise Problem(
-            f"--deepspeed-config {file}: the file and {', '.join(sections)} in it must be objects",
+            f"{file}: the file and {', '.join(sections)} in it must be objects",
             fix="see the configuration reference of DeepSpeed",
         )
     return config

@@ -5,14 +5,15 @@ from typing import Any
 ANY = "any"  # a section whose names DeepSpeed's own models look at, or that are not fixed
 
 
-def _names(text: str) -> dict[str, Any]:
+def names(text: str) -> dict[str, Any]:
+    """Plain names, as keys of a table that has sections too."""
     return dict.fromkeys(text.split())
 
 
-_ADAM = _names(
+_ADAM = names(
     "lr betas eps weight_decay bias_correction amsgrad torch_adam adam_w_mode fp32_optimizer_states max_grad_norm"
 )
-_SCHEDULES = _names(
+_SCHEDULES = names(
     """
     warmup_min_lr warmup_max_lr warmup_num_steps warmup_type last_batch_iteration total_num_steps warmup_min_ratio
     cos_min_ratio lr_range_test_min_lr lr_range_test_step_size lr_range_test_step_rate lr_range_test_staircase
@@ -20,20 +21,20 @@ _SCHEDULES = _names(
     cycle_second_stair_count decay_step_size cycle_momentum cycle_min_mom cycle_max_mom decay_mom_rate
     """
 )
-_OFFLOAD_PARAM = _names("device nvme_path buffer_count buffer_size max_in_cpu pin_memory")
-_OFFLOAD_OPTIMIZER = _names(
+_OFFLOAD_PARAM = names("device nvme_path buffer_count buffer_size max_in_cpu pin_memory")
+_OFFLOAD_OPTIMIZER = names(
     """
     device nvme_path buffer_count pin_memory pipeline_read pipeline_write fast_init ratio super_offload
     cpuadam_cores_perc
     """
 )
-_ZENFLOW = _names(
+_ZENFLOW = names(
     """
     topk_ratio select_strategy select_interval update_interval overlap_step offload auto_ratio full_warm_up_rounds
     pt_reserved_cores_perc steps_per_epoch
     """
 )
-_ZERO = _names(
+_ZERO = names(
     """
     stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce allgather_partitions
     allgather_bucket_size overlap_comm compute_grad_norm load_from_fp32_weights elastic_checkpoint sub_group_size
@@ -48,7 +49,7 @@ _ZERO = _names(
 )
 
 KEYS: dict[str, Any] = {
-    **_names(
+    **names(
         """
         train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
         managed_gradient_accumulation prescale_gradients gradient_predivide_factor gradient_allreduce_op
@@ -62,27 +63,27 @@ KEYS: dict[str, Any] = {
         "offload_param": _OFFLOAD_PARAM,
         "offload_optimizer": _OFFLOAD_OPTIMIZER,
         "zenflow": _ZENFLOW,
-        "leaf_module": _names("classes names name_suffixes"),
+        "leaf_module": names("classes names name_suffixes"),
     },
-    "bf16": _names(
+    "bf16": names(
         "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads bf16_optimizer_states"
     ),
-    "fp16": _names(
+    "fp16": names(
         """
         enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis consecutive_hysteresis
         min_loss_scale fp16_master_weights_and_grads
         """
     ),
-    "torch_autocast": _names("enabled dtype lower_precision_safe_modules"),
-    "data_types": _names("grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules"),
-    "optimizer": {**_names("type legacy_fusion"), "params": _ADAM},
-    "scheduler": {**_names("type"), "params": _SCHEDULES},
-    "aio": _names("block_size queue_depth intra_op_parallelism single_submit overlap_events use_gds"),
+    "torch_autocast": names("enabled dtype lower_precision_safe_modules"),
+    "data_types": names("grad_accum_dtype param_dtype buffer_dtype keep_in_fp32_modules"),
+    "optimizer": {**names("type legacy_fusion"), "params": _ADAM},
+    "scheduler": {**names("type"), "params": _SCHEDULES},
+    "aio": names("block_size queue_depth intra_op_parallelism single_submit overlap_events use_gds"),
     "checkpoint": ANY,
-    "flops_profiler": _names("enabled recompute_fwd_factor profile_step module_depth top_modules detailed output_file"),
-    **dict.fromkeys(_names("comms_logger compile timers tensorboard wandb comet csv_monitor"), ANY),
-    **dict.fromkeys(_names("tensor_parallel expert_parallel weight_quantization datastates_ckpt"), ANY),
-    **dict.fromkeys(_names("activation_checkpointing autotuning data_efficiency hybrid_engine pipeline"), ANY),
+    "flops_profiler": names("enabled recompute_fwd_factor profile_step module_depth top_modules detailed output_file"),
+    **dict.fromkeys(names("comms_logger compile timers tensorboard wandb comet csv_monitor"), ANY),
+    **dict.fromkeys(names("tensor_parallel expert_parallel weight_quantization datastates_ckpt"), ANY),
+    **dict.fromkeys(names("activation_checkpointing autotuning data_efficiency hybrid_engine pipeline"), ANY),
 }
 
 # Sections that do nothing in a script that does not ask DeepSpeed for them, which none of our recipes does.
@@ -106,7 +107,7 @@ DEPRECATED = {
 }
 
 REMOVED = frozenset(
-    _names(
+    names(
         """
         amp compression_training curriculum_learning eigenvalue elasticity graph_harvesting nebula
         progressive_layer_drop quantize_training sparse_attention sparse_gradients zero_optimization.mics_shard_size

@@ -20,7 +20,7 @@ NODE = """
 set -e
 mount -t sysfs none /sys
 ip link set lo up
-setpriv --pdeathsig KILL unshare --net sleep 100 & peer=$!
+setpriv --pdeathsig KILL unshare --net sleep 300 & peer=$!
 trap 'kill $peer' EXIT
 until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.02; done
 on_peer() { nsenter --target $peer --net -- "$@"; }
@@ -45,7 +45,7 @@ def in_namespace(links: str, command: str, **variables: str) -> "subprocess.Comp
         ["unshare", "--net", "--mount", "--propagation=private", "sh", "-c", f"{NODE}{links}\n{command}"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         cwd=ROOT,
         env=keep | {"PYTHON": sys.executable} | variables,
     )

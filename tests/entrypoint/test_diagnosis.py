@@ -95,7 +95,10 @@ os.abort()
     ],
 )
 def test_a_hang_at_the_first_collective_is_tried_twice_and_ends_with_the_suspect(cure, switches, suspect, tmp_path):
-    code, output = runs.train(tmp_path, runs.write_script(tmp_path, STAND_IN), cure, TRAIN_NPROC="2")
+    (tmp_path / "tmp").mkdir()
+    folder = {"TMPDIR": str(tmp_path / "tmp")}
+    code, output = runs.train(tmp_path, runs.write_script(tmp_path, STAND_IN), cure, TRAIN_NPROC="2", **folder)
+    assert list((tmp_path / "tmp").glob("roundhouse-*-*")) == []  # the keepers of a trial were killed
     assert code == 69, output
     assert suspect in output
     assert "fix: " in output

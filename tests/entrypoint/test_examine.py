@@ -108,6 +108,8 @@ def leave_lock(folder: Path, *, age: float) -> Path:
     return lock
 
 
+@pytest.mark.slow
+@pytest.mark.torch
 def test_training_does_not_wait_on_the_lock_of_a_build_that_was_killed(tmp_path):
     """img-04: in our own folder it is removed; in one that somebody named, training stops with its name."""
     theirs = leave_lock(tmp_path / "ext", age=7200)
@@ -137,3 +139,13 @@ def test_compiled_code_is_not_loaded_from_where_others_may_write(tmp_path):
     answer = train(tmp_path, TMPDIR=str(tmp_path))
     assert answer.returncode == 69, answer.stderr
     assert "may be written by others" in answer.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_temporary_folder_that_cannot_be_written_is_a_warning(tmp_path):
+    (tmp_path / "file").touch()
+    answer = train(tmp_path, TMPDIR=str(tmp_path / "file"))
+    assert answer.returncode == 7, answer.stderr
+    assert "TORCH_EXTENSIONS_DIR=" in answer.stdout
+    assert "set TMPDIR" in answer.stdout

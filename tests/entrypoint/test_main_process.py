@@ -160,7 +160,10 @@ def test_leaving_the_terminal_does_not_end_the_container_and_a_stop_still_saves(
     machine.goes_on()
     machine.tmux("kill-server")
     machine.goes_on()
-    os.kill(psutil.Process(terminal.pid).children()[0].pid, signal.SIGTERM)
+    process_1 = psutil.Process(terminal.pid).children()[0].pid
+    os.kill(process_1, signal.SIGHUP)  # what `docker run` hands on when the laptop is closed
+    machine.goes_on()
+    os.kill(process_1, signal.SIGTERM)
     terminal.expect("the run is in")
     terminal.expect(pexpect.EOF)
     terminal.close()

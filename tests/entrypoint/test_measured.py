@@ -36,7 +36,7 @@ def test_rails_are_the_networks_over_which_every_node_reaches_its_peers(nodes, r
         (one("a"), True, "reaches all 2 peers that were tried"),
         (one("a", missed=(3, 5), detail="refused"), False, "does not reach node 3, node 5 (refused)"),
         (one("a", missed=tuple(range(20))), False, "node 7 and 12 more"),
-        (one("a", large_passes=False), False, "payloads larger than its MTU do not arrive"),
+        (one("a", large_passes=False), False, "large packets do not arrive"),
         (one("a", large_passes=None), True, "reaches all 2"),
         (one("a", reached=()), False, "was not tried"),
     ],

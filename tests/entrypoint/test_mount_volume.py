@@ -40,6 +40,8 @@ def test_a_file_with_a_file_system_is_mounted_once(image, tmp_path):
 
 
 @as_root
+@pytest.mark.slow
+@pytest.mark.torch
 def test_train_mounts_before_it_looks_and_trains_there(image, tmp_path):
     (tmp_path / "mine.sh").write_text("findmnt -no FSTYPE --target $TRAIN_RUN_DIR; exit 7\n")
     variables = {**ALL, "TRAIN_VOLUME": str(tmp_path / "volume"), "TRAIN_MOUNT": str(image)}
@@ -52,6 +54,14 @@ def test_train_mounts_before_it_looks_and_trains_there(image, tmp_path):
     )
     assert answer.returncode == 7, answer.stderr
     assert "ext4" in answer.stdout
+
+
+@as_root
+def test_a_container_without_training_has_its_volume_too(image, tmp_path):
+    variables = {**ALL, "TRAIN_VOLUME": str(tmp_path / "volume"), "TRAIN_MOUNT": str(image)}
+    command = [sys.executable, "-m", "entrypoint", "up"]
+    subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+    assert (tmp_path / "volume").is_mount()
 
 
 @as_root

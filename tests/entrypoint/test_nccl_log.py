@@ -1,10 +1,14 @@
 """What NCCL reports in its first lines, and when that is not what was planned."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from entrypoint.attempt import audit
 from entrypoint.nccl_log import Used, compare, parse_nccl_log
+from entrypoint.network import Network
+from entrypoint.reasons import Setting
 
 LOGS = Path(__file__).resolve().parents[1] / "nccl"
 
@@ -71,3 +75,13 @@ def test_a_missing_library_is_named_with_the_packages_that_hold_it():
     (finding,) = compare(used("no-verbs-2.25"), ("ens49f1np1",), ("mlx5_0",))
     assert "libibverbs is missing" in finding.text
     assert "libibverbs1" in finding.fix
+
+
+def test_only_names_that_we_set_are_compared():
+    ours = (Setting("NCCL_SOCKET_IFNAME", "=ens1", ""),)
+    network = Network("nccl", "", ("ens1",), "", None, (), ours, ())
+    assert [finding.text for finding in audit(LOGS / "sockets-2.4.log", network)] == [
+        "NCCL sends data over ens3, the plan meant ens1"
+    ]
+    assert audit(LOGS / "sockets-2.4.log", replace(network, settings=())) == []
+    assert audit(LOGS / "none.log", network) == []

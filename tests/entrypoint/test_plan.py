@@ -133,6 +133,21 @@ def test_the_volume_is_the_default_or_what_was_asked_for():
     assert elsewhere.directories.run == BASE / "data" / "runs" / "mine"
 
 
+def test_the_platforms_own_name_of_the_volume_is_followed_and_told():
+    plan = planned("laptop", {"RP_WORKSPACE": "/runpod-volume"})
+    assert (plan.directories.volume, plan.directories.reason) == (Path("/runpod-volume"), "RP_WORKSPACE")
+    with pytest.raises(MachineError, match=r"/runpod-volume \(RP_WORKSPACE\) does not exist"):
+        planned("gpu-lost", {"RP_WORKSPACE": "/runpod-volume"})
+
+
+@pytest.mark.parametrize(("capabilities", "level"), [(0x1FFFFFFFFFF, None), (0xA80425FB, "stop")])
+def test_a_volume_that_is_to_be_mounted_need_not_exist_yet(capabilities, level):
+    facts = replace(replay_facts(MACHINES / "gpu-lost"), capabilities=capabilities)
+    plan = planned("gpu-lost", {"TRAIN_MOUNT": "nfs://nas/vol", "CUDA_VISIBLE_DEVICES": "0"}, facts=facts)
+    assert plan.directories.volume == Path("/workspace")
+    assert [finding.level for finding in plan.findings if "TRAIN_MOUNT" in finding.text] == ([level] if level else [])
+
+
 def test_only_a_checkout_on_one_node_may_do_without_the_volume():
     assert planned("gpu-lost").directories.volume == BASE / "workspace"
     with pytest.raises(MachineError, match="/workspace does not exist"):

@@ -53,5 +53,7 @@ def test_traces_go_to_the_runs_folder_and_pipes_stay_on_this_machine(tmp_path):
     environment = recorder_environment({"LOCAL_RANK": "1"}, tmp_path, "n3r1", "/tmp/pipes")
     assert environment["TORCH_FR_DUMP_TEMP_FILE"] == f"{tmp_path}/n3.trace-"
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == "/tmp/pipes/trace-"
+    bare = recorder_environment({"LOCAL_RANK": "1"}, tmp_path, "n3r1", None)  # a read-only root without /tmp
+    assert not [name for name in bare if "PIPE" in name]
     kept = recorder_environment({"TORCH_FR_DUMP_TEMP_FILE": "/mine_"}, tmp_path, "n3r1", "/tmp/pipes")
     assert kept["TORCH_FR_DUMP_TEMP_FILE"] == "/mine_"

@@ -4,8 +4,9 @@ import pytest
 
 from entrypoint.errors import STOPPED
 from entrypoint.failure import Ended
+from entrypoint.measured import Measured
 from entrypoint.restarts import Outcome
-from entrypoint.roster import COMPARED, Absent, compare, peers_of, rank_for, waiting_line
+from entrypoint.roster import COMPARED, Absent, compare, peers_of, rank_for, unreachable, waiting_line
 from entrypoint.tally import Report, tally
 
 
@@ -77,6 +78,30 @@ def test_every_node_is_tried_by_another_and_nobody_by_too_many(count):
     assert all((rank + 1) % count in peers for rank, peers in enumerate(tried))
     most = count - 1 if count <= 16 else (count - 1).bit_length()
     assert {len(peers) for peers in tried} == {most}
+
+
+def way(interface, reached, missed=(), *, large=True):
+    return Measured(interface, "10.65.1.0/24", reached, missed, large if reached else None, None, "why")
+
+
+@pytest.mark.parametrize(
+    ("of_node_1", "text"),
+    [
+        ([way("ens1", (0, 2))], None),
+        ([way("eth0", (), (0, 2)), way("ens1", (0, 2))], None),  # one way is enough
+        ([], "node 1 (b) has no interface"),
+        (
+            [way("eth0", (), (0, 2)), way("ens1", (0,), (2,))],
+            "node 1 (b) does not reach node 2 (c) over ens1 (why)",
+        ),
+        ([way("ens1", (0, 2), large=False)], "node 1 (b) connects to node 0 (a) over ens1, but larger packets do not"),
+    ],
+)
+def test_a_way_that_leads_nowhere_is_named(of_node_1, text):
+    rows = {0: [way("ens1", (1, 2))], 1: of_node_1, 2: [way("ens1", (0, 1))]}
+    found = unreachable(rows, {0: "a", 1: "b", 2: "c"})
+    assert (found is None) == (text is None)
+    assert found is None or (found.text.startswith(text) and found.fix)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import os
 import pickle
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -44,14 +43,17 @@ def hang(tmp_path: Path, text: str, **variables: str) -> Path:
     script = runs.write_script(tmp_path, text, "stuck.py")
     code, output = runs.train(tmp_path, script, program=("-c", HANG), TRAIN_RESTARTS="1", **variables)
     assert code == 137, output
-    assert "hang: no new step for" in output
+    last = [line for line in output.splitlines() if "hang: no new step for" in line][-1]
+    logs = tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
+    assert last.endswith(f"; {explain_folder(logs)}")
     return tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
 
 
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_hang_of_a_recipe_names_the_rank_that_was_behind_and_the_collective(tmp_path):
-    logs = hang(tmp_path, OF_OURS)
+    (tmp_path / "tmp").mkdir()
+    logs = hang(tmp_path, OF_OURS, TMPDIR=str(tmp_path / "tmp"))
     told = explain_folder(logs)
     assert told is not None
     assert told.startswith(
@@ -59,7 +61,7 @@ def test_a_hang_of_a_recipe_names_the_rank_that_was_behind_and_the_collective(tm
         "(gloo:all_reduce [1000])"
     )
     assert re.search(r"rank 1 was at \S+stuck\.py:9 in lost_in_thought", told)
-    assert not list(Path("/tmp").glob("roundhouse-*/trace-*.gloo.pipe"))
+    assert not list((tmp_path / "tmp").glob("roundhouse-*-*"))
 
 
 @pytest.mark.slow
@@ -79,12 +81,11 @@ def test_a_script_of_ones_own_on_gloo_is_explained_by_its_stacks(tmp_path):
 @pytest.mark.slow
 @pytest.mark.torch
 def test_a_rank_that_ends_by_a_timeout_of_its_group_leaves_its_trace_and_so_do_the_others(tmp_path):
-    short = OF_OURS.replace("import process_group\n", "import process_group\nprocess_group.TIMEOUT /= 150\n")
+    short = OF_OURS.replace("import process_group\n", "import process_group\nprocess_group.TIMEOUT /= 60\n")
     script = runs.write_script(tmp_path, short, "stuck.py")
-    began = time.monotonic()
     code, output = runs.train(tmp_path, script, TRAIN_RESTARTS="1")
     assert code == 1, output
-    assert time.monotonic() - began < 60
+    assert "first to fail: node 0 rank 0, exit code 1; rank 1 is behind: last in number 3" in output.splitlines()[-1]
     logs = tmp_path / "runs" / "stuck" / "logs" / "attempt-0"
     assert sorted(trace.rank for trace in read_traces(logs)) == [0, 1]
     assert (explain_folder(logs) or "").startswith("rank 1 is behind")
@@ -168,9 +169,25 @@ def nccl_entry(sequence: int, state: str, operation: str = "nccl:all_reduce", **
 def write_nccl(folder: Path, rank: int, *entries: dict[str, object]) -> None:
     document = {"version": "2.10", "pg_config": {"0": {"name": "0", "ranks": "[0, 1]"}}, "entries": list(entries)}
     (folder / f"n{rank // 2}.trace-{rank}").write_bytes(pickle.dumps(document, protocol=2))
-    (folder / f"n{rank // 2}r{rank % 2}.started.json").write_text(json.dumps({"pid": 1, "script": 2, "rank": rank}))
+    for kind in ("started", "ended"):
+        (folder / f"n{rank // 2}r{rank % 2}.{kind}.json").write_text(json.dumps({"pid": 1, "script": 2, "rank": rank}))
 
 
+STACKS = """thread 7: S (sleeping), in the kernel at do_epoll_wait
+Fatal Python error: Aborted
+
+Thread 0x00007f23fd6e0040 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+  File "/home/ada/own.py", line 99 in prefetch
+
+Current thread 0x00007f23fd6e0041 (most recent call first):
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/ada/own.py", line 3 in step
+  File "/home/ada/own.py", line 9 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
 DONE, NOW = "completed", "started"
 
 
@@ -226,6 +243,18 @@ def test_a_rank_without_a_trace_is_named(tmp_path):
         write_nccl(tmp_path, rank, nccl_entry(5, NOW))
     (tmp_path / "n1.trace-3").unlink()
     assert (explain_folder(tmp_path) or "").startswith("rank 3 left no trace; ranks 0, 1, 2 waited in number 5")
+
+
+def test_a_rank_that_could_write_nothing_is_named(tmp_path):
+    """As one that was stopped: of two, the other's trace is the only one; without a recorder, its stack."""
+    for rank in range(2):
+        write_nccl(tmp_path, rank, nccl_entry(5, NOW))
+    (tmp_path / "n0.trace-1").unlink()
+    assert (explain_folder(tmp_path) or "").startswith("rank 1 left no trace; rank 0 waited in number 5")
+    (tmp_path / "n0.trace-0").unlink()
+    (tmp_path / "n0r0.stacks").write_text(STACKS)
+    told = "rank 1 left no stack (stopped?); rank 0 waited at /home/ada/own.py:3 in step"
+    assert explain_folder(tmp_path) == told
 
 
 def test_what_nccl_and_gloo_wrote_of_one_rank_is_put_together(tmp_path):

@@ -141,3 +141,19 @@ def test_training_does_not_start_on_a_volume_that_cannot_be_written(tmp_path):
     assert "ENOSPC" in answer.stderr
     assert "fix:" in answer.stderr
     assert took < 30  # rt-12 asks for 10 s; this machine is shared
+
+
+@as_root
+def test_a_script_on_a_hung_volume_ends_with_69_and_not_never(tmp_path):
+    root = Path(__file__).resolve().parents[2]
+    with hung(tmp_path / "volume") as volume:
+        answer = subprocess.run(
+            [sys.executable, "-m", "entrypoint", "train", str(volume / "my.py")],
+            cwd=root,
+            env={"PATH": "/usr/bin:/bin", "TRAIN_VOLUME": str(volume)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert answer.returncode == 69, answer.stderr
+    assert f"{volume}/my.py does not answer" in answer.stderr

@@ -97,6 +97,15 @@ def test_root_squash_is_understood_only_for_root():
     assert "root squash" not in found(replace(FINE, **closed, user_id=1000), "volume.writable").fix
 
 
+def test_the_plan_knows_root_squash_too():
+    (closed,) = [
+        check
+        for check in check_place(place(writable=False), container=None, must_be_shared=False, user_id=0)
+        if check.level == "stop"
+    ]
+    assert "root squash" in closed.fix
+
+
 def test_no_advice_is_to_change_owners():
     text = Path(__file__).parents[2].joinpath("entrypoint")
     assert not [path.name for path in text.glob("*.py") if "chown" in path.read_text()]

@@ -2,10 +2,12 @@
 
 import os
 from functools import cache
+from pathlib import Path
 
 import containers
 import pytest
 
+HERE = Path(__file__).parent
 missing = cache(containers.missing)
 
 

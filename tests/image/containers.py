@@ -87,17 +87,26 @@ class Container:
     def logs(self) -> str:
         return docker("logs", self.name, stderr=subprocess.STDOUT, capture_output=False, stdout=subprocess.PIPE).stdout
 
+    def step(self) -> int:
+        """The newest that rank 0 of a recipe has told here; 0: none yet."""
+        return max(map(int, re.findall(r"^\[n0r0\] step +(\d+)/", self.logs(), re.MULTILINE)), default=0)
+
     def start(self) -> None:
         docker("start", self.name)
 
     def stop(self, seconds: int) -> None:
         docker("stop", "-t", seconds, self.name, timeout=seconds + 30)
 
-    def wait(self, seconds: int = 300) -> int:
+    def wait(self, seconds: int = 600) -> int:
         return int(docker("wait", self.name, timeout=seconds).stdout)
 
     def execute(self, *words: object, options=(), check=True) -> str:
         return docker("exec", *options, self.name, *words, check=check).stdout
+
+    def listening(self) -> set[int]:
+        """Ports that can be reached from outside."""
+        sockets = (line.split()[4] for line in self.execute("ss", "-Hltun").splitlines())
+        return {int(at.rpartition(":")[2]) for at in sockets if not at.startswith(("127.", "[::1]", "[::ffff:127."))}
 
     def read(self, path: str) -> str | None:
         """A file of the container, also when it has ended; None: not there."""
@@ -113,10 +122,10 @@ class Container:
         with tarfile.open(fileobj=io.BytesIO(answer.stdout)) as archive:
             return {m.name: (m.size, m.mtime, m.chksum) for m in archive if m.isfile()}
 
-    def wait_for(self, text: str, seconds: float = 240) -> None:
+    def wait_for(self, text: str, seconds: float = 600) -> None:
         self.wait_until(lambda: text in self.logs(), f"it never said {text!r}", seconds)
 
-    def wait_until(self, condition, what: str, seconds: float = 240) -> None:
+    def wait_until(self, condition, what: str, seconds: float = 600) -> None:
         until = time.monotonic() + seconds
         while not condition():
             assert self.state["Running"], f"{what}: {self!r}"
@@ -131,7 +140,7 @@ class Engine:
         self._mark = f"roundhouse-test-{uuid4().hex[:12]}"
         self._count = 0
 
-    def run(self, *words: object, options=(), variables: Mapping[str, str] | None = None, timeout=300) -> Result:
+    def run(self, *words: object, options=(), variables: Mapping[str, str] | None = None, timeout=600) -> Result:
         """`docker run --rm`: in the foreground, to its end."""
         made = (*self._options(variables), "--rm", *options, IMAGE, *words)
         return Result(docker("run", *made, check=False, timeout=timeout))
@@ -151,10 +160,17 @@ class Engine:
         """A volume with these files: `own_py="…"` becomes own.py."""
         name = self._name()
         docker("volume", "create", "--label", self._mark, name)
-        for key, text in files.items():
-            path = f"/workspace/{key.replace('_', '.')}"
-            made = (*self._options(None), "--rm", "-i", "-v", f"{name}:/workspace", IMAGE)
-            docker("run", *made, "sh", "-c", f"cat > {path}", input=text)
+        if files:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as archive:
+                for key, text in files.items():
+                    about = tarfile.TarInfo(key.replace("_", "."))
+                    about.size = len(text.encode())
+                    archive.addfile(about, io.BytesIO(text.encode()))
+            holder = self._name()  # never started
+            docker("create", *self._options(None), "--name", holder, "-v", f"{name}:/workspace", IMAGE)
+            docker("cp", "-", f"{holder}:/workspace", text=False, input=packed.getvalue())
+            docker("rm", holder)
         return name
 
     def network(self) -> str:

@@ -253,8 +253,9 @@ def test_the_wheel_holds_no_avx512_and_satisfies_the_lock(wheel, python):
     from packaging.requirements import Requirement
     from packaging.utils import parse_wheel_filename
 
-    line = next(line for line in (ROOT / "requirements" / "cpu.txt").open() if line.startswith("deepspeed=="))
-    assert parse_wheel_filename(wheel.name)[1] in Requirement(line.rstrip(" \\\n")).specifier
+    lock = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
+    line = next(line for line in lock if line.startswith("deepspeed=="))
+    assert parse_wheel_filename(wheel.name)[1] in Requirement(line.rstrip(" \\")).specifier
 
 
 @pytest.mark.image
@@ -264,7 +265,7 @@ def test_adam_is_torchs_adamw_over_a_hundred_steps(python, bare, builder):
 import torch
 from deepspeed.ops.adam import {builder} as Adam
 torch.manual_seed(0)
-ours = torch.nn.Parameter(torch.randn(100_003))
+ours = torch.nn.Parameter(0.02 * torch.randn(100_003))  # as weights begin: at 4.0 the last bit of fp32 is 5e-7
 theirs = torch.nn.Parameter(ours.detach().clone())
 options = dict(lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 pair = Adam([ours], **options), torch.optim.AdamW([theirs], **options)
@@ -273,10 +274,9 @@ for step in range(100):
     theirs.grad = ours.grad.clone()
     for optimizer in pair:
         optimizer.step()
-print((ours - theirs).abs().max().item(), (ours - theirs).abs().div(theirs.abs().clamp(min=1)).max().item())
+print("largest", (ours - theirs).abs().max().item())
 """
-    largest = float(call(python, bare, code).split()[-2])
-    assert largest < 1e-6
+    assert float(call(python, bare, code).split()[-1]) < 1e-6
 
 
 @pytest.mark.image

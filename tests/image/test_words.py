@@ -63,9 +63,7 @@ def test_a_container_that_stays_listens_where_the_image_says_and_a_stop_ends_it_
     declared = json.loads(containers.docker("image", "inspect", "-f", "{{json .Config}}", IMAGE).stdout)
     container = engine.start(variables={"PUBLIC_KEY": "ssh-ed25519 AAAA someone"})
     container.wait_for("this container stays")
-    listening = container.execute("ss", "-Hltun").splitlines()
-    ports = {line.split()[4].rpartition(":")[2] for line in listening if not re.search(r"\s(127\.|\[::1\])", line)}
-    assert ports == {port.partition("/")[0] for port in declared.get("ExposedPorts") or {}}
+    assert container.listening() == {int(port.partition("/")[0]) for port in declared.get("ExposedPorts") or {}}
     assert containers.complaints(container.logs()) == []
     container.stop(20)
     assert container.state["ExitCode"] == 143

@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "hang", "measured", "reasons", "stale", "topology", "values"},
+    {"facts", "hang", "hints", "measured", "reasons", "stale", "topology", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
@@ -30,6 +30,7 @@ LAYERS = (
     },
     {"checks", "launchers", "network"},
     {"render_settings", "render_text"},
+    {"render_pod"},
     {"render_clouds", "render_deepspeed", "render_docker", "render_kubernetes", "render_slurm"},
     {"render"},
     {"plan"},

@@ -84,7 +84,7 @@ NOT_IN_THE_FILE = (("slurm", "image"), ("runpod-pod", "gpus"), ("vast", "gpus"))
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_changes_the_template_or_is_refused(platform, key):
     value = other(platform).get(key, OTHER[key])
-    base = {"nodes": "5"} if key == "min_nodes" else {}
+    base = {"nodes": "5"} if key == "min_nodes" else {"script": "/workspace/mine.py"} if key == "args" else {}
     if key not in keys_of(platform) or (key == "nodes" and PLATFORMS[platform].nodes[1] == 1):
         with pytest.raises(SettingError):
             render(platform, {key: value})
@@ -102,7 +102,7 @@ def test_no_template_names_an_interface_or_a_port_of_tensorboard(path):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_hard_arguments_arrive_unchanged(platform):
-    assert environment_of(platform, {"args": HARD})["TRAIN_ARGS"] == HARD
+    assert environment_of(platform, {"args": HARD, "script": "/workspace/mine.py"})["TRAIN_ARGS"] == HARD
 
 
 def environment_of(platform: str, given: dict[str, str]) -> dict[str, str]:
@@ -140,7 +140,7 @@ def test_a_secret_is_named_and_never_has_a_value(platform):
     text = render(platform, {"secrets": "HF_TOKEN"})
     assert "HF_TOKEN" in text
     assert "HF_TOKEN" not in environment_of(platform, {"secrets": "HF_TOKEN"}) or re.search(
-        r"\{\{ ?(RUNPOD_SECRET_|secrets\.)HF_TOKEN ?\}\}|\$\{HF_TOKEN\}", text
+        r"\{\{ ?(RUNPOD_SECRET_|secrets\.)HF_TOKEN ?\}\}|\$\{HF_TOKEN:\?", text
     )
 
 
@@ -452,6 +452,10 @@ def test_a_body_has_only_the_fields_of_its_api_with_their_types(platform, fields
         ("kubernetes", {"args": "a\nb"}, "args='a\\nb'", "one line"),
         ("kubernetes", {"env.TRAIN_RESTART": "1"}, "TRAIN_RESTART", "did you mean TRAIN_RESTARTS?"),
         ("kubernetes", {"env.TRAIN_RESTARTS": "x"}, "TRAIN_RESTARTS='x'", "attempts"),
+        ("kubernetes", {"script": "fdsp"}, "'fdsp' is no recipe", "fsdp"),
+        ("kubernetes", {"args": "--stepz 5"}, "--stepz", "--steps"),
+        ("kubernetes", {"args": "--global-batch 100"}, "100", "--global-batch 96 or 112"),  # on 2 × 8 GPUs
+        ("kubernetes", {"args": "'open"}, "cannot be split", "close the quote"),
     ],
 )
 def test_what_cannot_be_is_quoted_with_a_fix(platform, given, problem, fix):
@@ -569,3 +573,11 @@ def test_help_and_list_show_platforms_and_keys():
     assert listing() in command("list").stdout
     shown = command("--help").stdout
     assert all(word in shown for word in (*PLATFORMS, *KEYS))
+
+
+def test_the_image_sets_no_variable_that_would_beat_the_jobs():
+    """Slurm's containers let variables of the image win (pyxis#22)."""
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    baked = re.findall(r"^(?:ENV| {4})\s*([A-Z_]+)=", dockerfile, re.MULTILINE)
+    assert "PATH" in baked
+    assert not [name for name in baked if re.match(r"MASTER_|NODE_RANK|WORLD_SIZE|RANK|NCCL_|GLOO_|TRAIN_", name)]

@@ -11,7 +11,7 @@ import pytest
 from deepspeed_check import HF_FILLS, ZERO_FILLS, check
 from deepspeed_config import make_config
 from deepspeed_keys import ANY, DEPRECATED, KEYS, REMOVED, WITHOUT_EFFECT
-from options import Problem, ZeroOptions
+from options import HfOptions, Problem, ZeroOptions
 
 TEMPLATES = sorted((Path(__file__).resolve().parents[2] / "templates" / "deepspeed").glob("*.json"))
 FILLS = {"zero": ZERO_FILLS, "hf": HF_FILLS}
@@ -266,3 +266,26 @@ def test_deepspeeds_own_class_takes_the_ready_made_files(library, path, monkeypa
 def test_every_section_without_effect_is_a_known_name():
     assert WITHOUT_EFFECT.keys() <= KEYS.keys()
     assert all(KEYS[name] in (ANY, None) for name in WITHOUT_EFFECT)
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_the_recipe_hf_looks_at_a_file_in_the_same_way(tmp_path):
+    from hf_arguments import deepspeed_config
+
+    def read(content: dict[str, Any] | str):
+        path = tmp_path / "mine.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return deepspeed_config(HfOptions(strategy="zero", deepspeed_config=str(path)), world_size=4)
+
+    for path in TEMPLATES:
+        if path.stem.startswith("hf"):
+            assert read(path.read_text()) == json.loads(path.read_text())
+    for content, quoted in (
+        ({"bf16": {"enabled": "auto"}}, "stage is missing"),
+        ({"zero_optimization": {"stage": 2, "offload_param": CPU}}, "offload_param"),
+        ({"train_batch_size": 6, "zero_optimization": {"stage": 2}}, "6"),
+        ("{", "no JSON"),
+    ):
+        with pytest.raises(Problem, match=quoted):
+            read(content)

@@ -301,7 +301,8 @@ def test_it_runs_by_plain_python(tmp_path, text):
 @pytest.mark.parametrize(
     ("content", "quoted"),
     [
-        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "overlap_com: Extra inputs are not permitted"),
+        ({"zero_optimization": {"stage": 2, "overlap_com": True}}, "did you mean zero_optimization.overlap_comm?"),
+        ({"zero_optimization": {"stage": 2, "reduce_bucket_size": "many"}}, "reduce_bucket_size: Input should be"),
         ({"train_batch_size": 8}, "train_batch_size is 8 in"),
     ],
 )
