@@ -1,6 +1,6 @@
 """What the image is made of, as JSON; refuses an image whose parts are not of one CUDA release.
 
-python image/build_info.py REQUIREMENTS    # the rest comes from the build's arguments and from what is installed
+python image/build_info.py REQUIREMENTS FILE    # the rest comes from the build's arguments and from what is installed
 """
 
 import json
@@ -29,7 +29,8 @@ def main() -> int:
     if torch.__version__.split("+")[0] != os.environ["TORCH"]:
         print(f"error: torch is {torch.__version__}, the version table says {os.environ['TORCH']}", file=sys.stderr)
         return 1
-    print(json.dumps(describe(Path(sys.argv[1]), installed_ops), indent=1))
+    # Not to the output: libraries print there.
+    Path(sys.argv[2]).write_text(json.dumps(describe(Path(sys.argv[1]), installed_ops), indent=1) + "\n")
     return 0
 
 

@@ -4,13 +4,14 @@
 set -Eeuo pipefail
 umask 022
 context=/context home=/opt/roundhouse lock=/context/requirements/$VARIANT.txt
+export DS_ACCELERATOR=$VARIANT # else DeepSpeed guesses, and says so with the time
 
 mkdir -p "$home"
 cp -r "$context"/{entrypoint,train,templates,LICENSE,pyproject.toml} "$home"
 install -m 755 "$context/image/roundhouse" /opt/venv/bin/roundhouse
 sed -nE 's/^((torch|triton|deepspeed|accelerate|numpy|nvidia-|cuda-)[a-z0-9-]*==[^ ]+).*/\1/p' "$lock" "$context"/requirements/toolkit.txt |
   LC_ALL=C sort >"$home/constraints.txt"
-python "$context/image/build_info.py" "$context/requirements" >"$home/build.json"
+python "$context/image/build_info.py" "$context/requirements" "$home/build.json"
 # A checkout's umask is no property of the image.
 chmod -R u=rwX,go=rX "$home"
 python -m compileall -q --invalidation-mode checked-hash "$home"
@@ -19,4 +20,4 @@ mkdir /workspace
 chmod 1777 /workspace
 
 pip check
-DS_ACCELERATOR=$([[ $VARIANT == cpu ]] && echo cpu || echo cuda) python "$context/image/deepspeed_ops.py" load
+python "$context/image/deepspeed_ops.py" load
