@@ -46,7 +46,7 @@ def _lines(value: Any) -> list[str]:
         return [f"{name} {' '.join(_lines(inner))}" for name, inner in value.items()] or ["none"]
     if isinstance(value, list):
         return [" ".join(map(str, value)) or "none"]
-    return ["unknown" if value is None else str(value)]
+    return ["none" if value is None else str(value)]
 
 
 def _of_checkout() -> dict[str, Any]:
