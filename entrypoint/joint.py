@@ -5,12 +5,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from entrypoint import member, report, statement
 from entrypoint.attempt import End, Launch, Others, StopRequest, run_attempt
 from entrypoint.diagnosis import Trial
-from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
+from entrypoint.errors import STOPPED, MachineError, NodesError, Problem, SettingError, StuckError
 from entrypoint.facts import Facts
 from entrypoint.history import History
 from entrypoint.measured import Measurements
@@ -23,6 +24,7 @@ from entrypoint.tally import Tally
 from entrypoint.values import is_loopback
 
 _WORD_SECONDS = 5.0  # from a request to stop to leaving alone, where node 0 is not reached
+_BEFORE_TRAINING = tuple(each.exit_code for each in (SettingError, MachineError, NodesError, StuckError))
 _SEATED_SECONDS = 60.0  # more than node 0 gives the slowest node
 
 
@@ -64,7 +66,7 @@ class RunBook:
 
 def two_primaries(other: str) -> NodesError:
     return NodesError(
-        f"two nodes say that they are node 0: this one and {other}",
+        f"two nodes say that they are node 0: {socket.gethostname()} and {other}",
         fix="give every node its own TRAIN_NODE_RANK, counting from 0",
     )
 
@@ -260,7 +262,20 @@ class JointAgent:
             note_json(self._folder.of_node("failure.json"), over.failure)
         return Decision(None, over.exit_code, over.text)
 
-    def _ended_elsewhere(self) -> member.Over | None:
-        """How node 0 ended, from the volume, where it left while this node could not hear it."""
-        told: dict[str, Any] | None = read_json(self._folder.path / "exit.json")
-        return member.Over(int(told["exit_code"]), told.get("text")) if told and self._folder.node else None
+    def _ended_elsewhere(self, *, seated: bool) -> member.Over | None:
+        """How node 0 ended, from the volume, where it left while this node could not hear it.
+
+        A node that has not met it takes its word only where no training can have begun, and not an earlier start's.
+        """
+        path = self._folder.path / "exit.json"
+        told: dict[str, Any] | None = read_json(path) if self._folder.node else None
+        if told is None or not (seated or (told["exit_code"] in _BEFORE_TRAINING and self._is_newer(path))):
+            return None
+        return member.Over(int(told["exit_code"]), told.get("text"))
+
+    def _is_newer(self, path: Path) -> bool:
+        """Than this start, by the volume's own clock."""
+        try:
+            return path.stat().st_mtime > self._folder.of_node("plan.json").stat().st_mtime
+        except OSError:
+            return False

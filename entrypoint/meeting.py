@@ -28,7 +28,7 @@ class Meeting:
         say: Callable[[str], None],
         *,
         book: Book | None = None,
-        ended_elsewhere: Callable[[], Over | None] = lambda: None,
+        ended_elsewhere: Callable[..., Over | None] = lambda *, seated: None,
     ) -> None:
         self._heard: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._say = say

@@ -87,7 +87,7 @@ class Member:
         state: Callable[[], dict[str, Any]],
         doors: tuple[Door, ...],
         *,
-        ended_elsewhere: Callable[[], Over | None] = lambda: None,
+        ended_elsewhere: Callable[..., Over | None] = lambda *, seated: None,
     ) -> None:
         self._seat, self._listener, self._state = seat, listener, state
         self._doors = Doors(doors)
@@ -180,7 +180,7 @@ class Member:
                 await hang_up(writer)
             except (TimeoutError, OSError, EOFError, MessageError) as error:
                 why = _why(error)
-            if self._was_seated and (over := await asyncio.to_thread(self._ended_elsewhere)):
+            if over := await asyncio.to_thread(self._ended_elsewhere, seated=self._was_seated):
                 raise _EndedElsewhere(over)
             waited = time.monotonic() - began
             if waited >= self._seat.wait_seconds:

@@ -30,7 +30,7 @@ def test_the_rank_that_was_behind_is_named_on_all_nodes(tmp_path):
     script = tmp_path / "own.py"
     script.write_text(STUCK)
     variables = {"TRAIN_RESTARTS": "1"}
-    with trial.Trial(tmp_path, 2, script, program=trial.IMPATIENT, variables=variables, run="own") as run:
+    with trial.Trial(tmp_path, 2, script, program=trial.IMPATIENT, variables=variables) as run:
         run.start()
         assert run.finish() == [137, 137], run.text()
     logs = run.run / "logs" / "attempt-0"

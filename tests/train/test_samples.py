@@ -102,13 +102,18 @@ def test_what_a_model_writes_cannot_steer_a_terminal():
     assert samples.printable("ok\n") == "ok\n"
 
 
-def test_a_killed_preparation_leaves_nothing_that_looks_whole(files, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("end", "left"), [(OSError("full"), []), (KeyboardInterrupt(), ["train.partial"])])
+def test_a_preparation_that_fails_or_is_killed_leaves_nothing_that_looks_whole(end, left, files, tmp_path, monkeypatch):
     folder = tmp_path / "corpus"
-    monkeypatch.setattr(samples.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-    with pytest.raises(OSError, match="killed"):
+
+    def ends(*_):
+        raise end
+
+    monkeypatch.setattr(samples.os, "replace", ends)
+    with pytest.raises(type(end)):
         samples.prepare_bytes([str(files / "a.txt")], folder)
     monkeypatch.undo()
-    assert os.listdir(folder) == ["train.partial"]
+    assert os.listdir(folder) == left
     samples.prepare_bytes([str(files / "a.txt")], folder)
     assert samples.open_prepared(folder, 64).files == 1
 
