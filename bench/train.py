@@ -79,7 +79,9 @@ def run(command: list[str], processes: int, **variables: str) -> str:
     threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
     environment = {**os.environ, "OMP_NUM_THREADS": threads, **variables}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    done = subprocess.run([*launcher, *command], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*launcher, *command], env=environment, capture_output=True, text=True, check=False, timeout=900
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return done.stdout
