@@ -21,12 +21,14 @@ from faults import CLOSES_CONNECTIONS, FAULTS
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("fault", nargs="*", choices=[*FAULTS, []], default=list(FAULTS))
+    parser.add_argument("fault", nargs="*", help=f"of {', '.join(FAULTS)}; default: each")
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--rounds", type=int, default=1)
     chosen = parser.parse_args()
+    if wrong := set(chosen.fault) - FAULTS.keys():
+        parser.error(f"no fault of ours: {', '.join(sorted(wrong))}; there are {', '.join(FAULTS)}")
     undisturbed = trial.undisturbed(trial.STEPS)
-    for fault in chosen.fault:
+    for fault in chosen.fault or FAULTS:
         for nodes in chosen.nodes:
             seconds = [recover(fault, nodes, undisturbed) for _ in range(chosen.rounds)]
             goal = 15 if fault in CLOSES_CONNECTIONS else 30
