@@ -42,7 +42,6 @@ def recover(fault: str, nodes: int, undisturbed: dict[int, float]) -> float:
         run.wait_for_hold()
         print(f"{time.strftime('%H:%M:%S')} {fault}, {nodes} nodes", file=sys.stderr, flush=True)
         at = FAULTS[fault](run)
-        run.release()
         seconds = run.wait_for_recovery(at)
         codes = run.finish()
         losses = {record["step"]: record["loss"] for record in run.records()}
