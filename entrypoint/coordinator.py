@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from entrypoint.diagnosis import Trial
-from entrypoint.errors import STOPPED, MachineError, NodesError, Problem
+from entrypoint.errors import STOPPED, NodesError, Problem
 from entrypoint.host_ids import host_ids
 from entrypoint.measured import Measured, common_rails
 from entrypoint.messages import Message, MessageError, text_of
 from entrypoint.reception import Guest, Reception
 from entrypoint.restarts import Decision, Outcome
 from entrypoint.roster import Absent, compare, host_of, name, peers_of, unreachable, waiting_line
-from entrypoint.seat import SAY_SECONDS, SILENCE_SECONDS, Seat
+from entrypoint.seat import SAY_SECONDS, Seat
 from entrypoint.tally import Report, Tally, tally
 
 _TICK_SECONDS = 0.25
@@ -410,7 +410,10 @@ def _measured(row: Any) -> Measured:
 
 
 def free_port(wanted: int, *, avoid: int) -> int:
-    """torch's port for an attempt: the plan's, or any other where something holds it still."""
+    """torch's port for an attempt: the plan's, or any other where something holds it still.
+
+    Node 0 chooses for all; a node that is alone leaves it to its child (elastic.py), which imports nothing of ours.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -424,6 +427,3 @@ def free_port(wanted: int, *, avoid: int) -> int:
             port: int = probe.getsockname()[1]
             if port != avoid:
                 return port
-
-
-__all__ = ["SILENCE_SECONDS", "Book", "Coordinator", "MachineError", "Verdict"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from entrypoint.coordinator import Book, Coordinator
-from entrypoint.errors import NodesError, Problem
+from entrypoint.errors import NodesError
 from entrypoint.member import Event, Member, Over
 from entrypoint.messages import Message
 from entrypoint.reach import Door
@@ -121,6 +121,3 @@ async def number(seat: Seat, say: Callable[[str], None]) -> int:
             fix="raise the number of nodes, or stop this one",
         )
     return rank
-
-
-__all__ = ["Meeting", "Problem", "number"]
