@@ -66,10 +66,10 @@ class Doors:
         self._visits = Connections()
 
     async def open(self) -> None:
-        opened = []
+        opened, visited = [], self._visits.served_by(self._visited)
         for door in self._wanted:
             with contextlib.suppress(OSError):  # an address that has gone since it was seen
-                server = await asyncio.start_server(self._visited, door.address, 0, limit=len(_CHUNK) * 4, backlog=512)
+                server = await asyncio.start_server(visited, door.address, 0, limit=len(_CHUNK) * 4, backlog=512)
                 self._servers.append(server)
                 port = server.sockets[0].getsockname()[1]
                 opened.append(Door(door.interface, door.address, door.network, port))
@@ -85,7 +85,6 @@ class Doors:
         await self._visits.end()
 
     async def _visited(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._visits.enter()
         try:
             await asyncio.wait_for(self._serve(reader, writer), _VISIT_SECONDS)
         except (OSError, EOFError, MessageError):

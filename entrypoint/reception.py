@@ -92,7 +92,8 @@ class Reception:
         self.secret = await asyncio.to_thread(seat.host_secret)
         await asyncio.to_thread(self._prepare)
         try:
-            self._server = await asyncio.start_server(self._came, seat.bind or seat.address, seat.port, backlog=1024)
+            came = self._connections.served_by(self._came)
+            self._server = await asyncio.start_server(came, seat.bind or seat.address, seat.port, backlog=1024)
         except OSError as error:
             raise MachineError(
                 f"the roll call cannot listen on {seat.bind or seat.address}, port {seat.port}: "
@@ -135,7 +136,6 @@ class Reception:
                 claim.writer.write(pack(message))
 
     async def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections.enter()
         guest = None
         try:
             guest = await self._receive_stranger(reader, writer)
