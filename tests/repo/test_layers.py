@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "hang", "hints", "measured", "reasons", "stale", "topology", "values"},
+    {"facts", "hang", "hints", "measured", "reasons", "service", "stale", "topology", "values"},
     {"readers"},
     {"provider_torch"},
     {"provider_documents", "provider_pods", "provider_slurm"},
