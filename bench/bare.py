@@ -1,16 +1,14 @@
-"""The shortest correct loops that the recipes are measured against: same model, data, batch, optimizer; nothing else.
+"""The shortest correct loops that the recipes are measured against: same model, batch, optimizer; nothing else.
 
-    torchrun --nproc-per-node 2 bench/bare.py ddp|fsdp|zero|trainer|accelerate RECIPE-OPTION…
-
-Rank 0 prints one JSON line: tokens/s over the steps after the first five.
+Each function builds one in a process group that is there, and returns its step. `turns.py` beside this runs them.
 """
 
-import json
 import os
 import sys
 import tempfile
-import time
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "train"))
@@ -18,17 +16,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from model import blocks_of, build_model
-from options import Options, parse
+from options import Options
 from torch import Tensor, nn
 
-WARM_UP = 5
-
-
-def main() -> None:
-    contender, options = sys.argv[1], parse(sys.argv[2:])
-    speed = CONTENDERS[contender](options)
-    if os.environ.get("RANK", "0") == "0":
-        print(json.dumps({"contender": contender, "tokens_per_second": round(speed, 1)}), flush=True)
+Step = Callable[[Tensor], object]  # of this rank's rows (samples, length + 1)
 
 
 def batches(options: Options) -> list[Tensor]:
@@ -40,17 +31,6 @@ def batches(options: Options) -> list[Tensor]:
 
 def device() -> torch.device:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def timed(options: Options, step: Callable[[Tensor], object]) -> float:
-    """Tokens/s of all processes together."""
-    for number, batch in enumerate(batches(options)):
-        if number == WARM_UP:
-            synchronize()
-            began = time.perf_counter()
-        step(batch)
-    synchronize()
-    return (options.steps - WARM_UP) * options.global_batch * options.seq_length / (time.perf_counter() - began)
 
 
 def synchronize() -> None:
@@ -68,7 +48,7 @@ def adamw(model: nn.Module, options: Options) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), fused=True)
 
 
-def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Callable[[Tensor], None]:
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     def step(batch: Tensor) -> None:
         loss_of(model, batch).backward()
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
@@ -78,19 +58,15 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: Opti
     return step
 
 
-def ddp(options: Options) -> float:
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+def ddp(options: Options) -> Step:
     model = build_model(options, 256).to(device())
     wrapped = nn.parallel.DistributedDataParallel(model)
-    speed = timed(options, plain_step(wrapped, adamw(model, options), options))
-    dist.destroy_process_group()
-    return speed
+    return plain_step(wrapped, adamw(model, options), options)
 
 
-def fsdp(options: Options) -> float:
+def fsdp(options: Options) -> Step:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     policy = (
         MixedPrecisionPolicy(torch.bfloat16, torch.float32) if torch.cuda.is_available() else MixedPrecisionPolicy()
     )
@@ -98,17 +74,14 @@ def fsdp(options: Options) -> float:
     for block in blocks_of(model):
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    speed = timed(options, plain_step(model, adamw(model, options), options))
-    dist.destroy_process_group()
-    return speed
+    return plain_step(model, adamw(model, options), options)
 
 
-def zero(options: Options) -> float:
+def zero(options: Options) -> Step:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     model = build_model(options, 256).to(device())
     config = {
         "train_batch_size": options.global_batch,
@@ -123,9 +96,7 @@ def zero(options: Options) -> float:
         engine.backward(loss_of(engine, batch))
         engine.step()
 
-    speed = timed(options, step)
-    dist.destroy_process_group()
-    return speed
+    return step
 
 
 class WithLoss(nn.Module):
@@ -139,20 +110,21 @@ class WithLoss(nn.Module):
         return {"loss": loss_of(self.model, rows)}
 
 
-def trainer(options: Options) -> float:
+def trainer(options: Options) -> Step:
+    """Its loop is its own: it runs in a thread, which makes one step and waits for the next turn."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    class Clock(TrainerCallback):
-        began = ended = 0.0
+    may_step, has_stepped = threading.Semaphore(0), threading.Semaphore(0)
 
+    class Turn(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
-            if state.global_step == WARM_UP:
-                synchronize()
-                self.began = time.perf_counter()
+            if state.global_step == 0:
+                may_step.acquire()
 
-        def on_train_end(self, args, state, control, **_):
+        def on_step_end(self, args, state, control, **_):
             synchronize()
-            self.ended = time.perf_counter()
+            has_stepped.release()
+            may_step.acquire()
 
     world_size = int(os.environ["WORLD_SIZE"])
     rows = torch.randint(0, 256, (options.steps * options.global_batch, options.seq_length + 1))
@@ -170,13 +142,21 @@ def trainer(options: Options) -> float:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    clock = Clock()
     data = [{"rows": row} for row in rows]
-    Trainer(WithLoss(build_model(options, 256)), arguments, train_dataset=data, callbacks=[clock]).train()
-    return (options.steps - WARM_UP) * options.global_batch * options.seq_length / (clock.ended - clock.began)
+    theirs = Trainer(WithLoss(build_model(options, 256)), arguments, train_dataset=data, callbacks=[Turn()])
+    running = ThreadPoolExecutor(1).submit(theirs.train)
+    running.add_done_callback(lambda _: has_stepped.release())
+
+    def step(_: Tensor) -> None:
+        may_step.release()
+        has_stepped.acquire()
+        if running.done():
+            running.result()  # its error
+
+    return step
 
 
-def accelerate(options: Options) -> float:
+def accelerate(options: Options) -> Step:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
@@ -189,11 +169,7 @@ def accelerate(options: Options) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    return timed(options, step)
+    return step
 
 
-CONTENDERS = {"ddp": ddp, "fsdp": fsdp, "zero": zero, "trainer": trainer, "accelerate": accelerate}
-
-if __name__ == "__main__":
-    main()
-    os._exit(0)  # what is measured is printed; gloo's threads can hang a process that leaves after its peer
+STEPS = {"ddp": ddp, "fsdp": fsdp, "zero": zero, "trainer": trainer, "accelerate": accelerate}

@@ -1,8 +1,9 @@
 """Our recipes against the shortest correct loops, side by side: JSON lines with ratios of tokens/s.
 
-    python bench/train.py [--rounds 5] [--processes 2] [RECIPE-OPTION…]
+    python bench/train.py [--rounds 3] [--processes 2] [RECIPE-OPTION…]
 
-Machines are noisy, so contenders take turns and a ratio is the median over rounds of neighbours in time.
+Machines are noisy: the two take turns step by step in the same processes (`turns.py`), a run's ratio is the median over
+steps, and what is told is the median over rounds.
 """
 
 import json
@@ -22,7 +23,7 @@ PAIRS = {
 }
 DEFAULTS = [
     "--steps",
-    "45",
+    "70",
     "--seq-length",
     "256",
     "--global-batch",
@@ -37,42 +38,27 @@ DEFAULTS = [
 def main() -> None:
     rounds, processes, options = read_arguments(sys.argv[1:])
     for ours, others in PAIRS.items():
-        if not (ROOT / "train" / f"{ours}.py").exists():
-            continue
-        speeds: dict[str, list[float]] = {ours: [], **{f"bare {name}": [] for name, _ in others}}
-        for _ in range(rounds):
-            speeds[ours].append(speed_of_recipe(ours, processes, options))
-            for name, _ in others:
-                speeds[f"bare {name}"].append(speed_of_bare(name, processes, options))
         for name, goal in others:
-            ratios = [a / b for a, b in zip(speeds[ours], speeds[f"bare {name}"], strict=True)]
-            tell(ours, name, goal, ratios, speeds)
+            tell(name, ours, goal, [take_turns(ours, name, processes, options) for _ in range(rounds)])
 
 
-def tell(ours: str, name: str, goal: float, ratios: list[float], speeds: dict[str, list[float]]) -> None:
+def tell(name: str, ours: str, goal: float, found: list[dict[str, float]]) -> None:
+    ratios = [each["ratio"] for each in found]
     line = {
         "recipe": ours,
         "against": name,
         "ratio": round(statistics.median(ratios), 3),
         "spread": [round(min(ratios), 3), round(max(ratios), 3)],
         "goal": goal,
-        "tokens_per_second": round(statistics.median(speeds[ours]), 1),
+        "tokens_per_second": round(statistics.median(each["tokens_per_second"] for each in found), 1),
     }
     print(json.dumps(line), flush=True)
 
 
-def speed_of_recipe(recipe: str, processes: int, options: list[str]) -> float:
-    """Tokens/s that the recipe itself logged, without its first ten steps."""
+def take_turns(recipe: str, name: str, processes: int, options: list[str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        run([str(ROOT / "train" / f"{recipe}.py"), *options], processes, TRAIN_RUN_DIR=folder)
-        records = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()][1:]
-    seconds = [1 / record["tokens_per_second"] for record in records]
-    return len(seconds) / sum(seconds)
-
-
-def speed_of_bare(name: str, processes: int, options: list[str]) -> float:
-    output = run([str(ROOT / "bench" / "bare.py"), name, *options], processes)
-    return next(json.loads(line)["tokens_per_second"] for line in output.splitlines() if '"contender"' in line)
+        output = run([str(ROOT / "bench" / "turns.py"), recipe, name, *options], processes, TRAIN_RUN_DIR=folder)
+    return next(json.loads(line) for line in output.splitlines() if '"contender"' in line)
 
 
 def run(command: list[str], processes: int, **variables: str) -> str:
@@ -89,7 +75,7 @@ def run(command: list[str], processes: int, **variables: str) -> str:
 
 def read_arguments(arguments: list[str]) -> tuple[int, int, list[str]]:
     """--rounds and --processes are ours, the rest goes to all contenders."""
-    rounds, processes, rest = 5, 2, []
+    rounds, processes, rest = 3, 2, []
     words = iter(arguments)
     for word in words:
         if word == "--rounds":
