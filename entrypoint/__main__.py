@@ -193,8 +193,15 @@ def logs(context: Context, run: str | None, follow: bool, lines: int, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 @click.pass_obj
 def status_command(context: Context, run: str | None, as_json: bool) -> None:
-    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end."""
-    found = status.read_status(_find(context, run))
+    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end. And the services."""
+    here = services.told_here()
+    try:
+        found = status.read_status(_find(context, run))
+    except SettingError:
+        if run or not here:
+            raise
+        found = {"run": None}
+    found["services"] = here or found.get("services", [])
     click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
 
 

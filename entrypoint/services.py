@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from entrypoint import private_folder, shells, sshd, supervisor
 from entrypoint.errors import OWN_BUG, MachineError
@@ -46,6 +47,13 @@ def variables_of(environment: Mapping[str, str]) -> dict[str, str]:
     folder = private_folder.find(private_folder.places(os.geteuid()))
     document = read_json(folder / "environment.json") if folder else None
     return shells.restored(environment, shells.from_document(document))
+
+
+def told_here() -> list[dict[str, Any]]:
+    """This machine's services as their watch noted them last: name, state, reach and last words."""
+    folder = private_folder.find(private_folder.places(os.geteuid()))
+    told: list[dict[str, Any]] | None = read_json(folder / "services.json") if folder else None
+    return told or []
 
 
 @contextlib.contextmanager
@@ -83,6 +91,8 @@ def _folder(stack: contextlib.ExitStack, say: Say) -> Path | None:
     if not stack.enter_context(private_folder.alone(folder)):
         say(f"the services are another process's, which has {folder}")
         return None
+    for name in ("run.json", "services.json"):  # an earlier start's
+        (folder / name).unlink(missing_ok=True)
     return folder
 
 
@@ -111,7 +121,7 @@ class Beside:
     def start(self, services: Sequence[Service], environment: Mapping[str, str]) -> None:
         """Write what supervisor and the services read, and fork their watch."""
         assert self._folder is not None
-        _write(self._folder, services, environment)
+        prepare(self._folder, services, environment)
         sys.stdout.flush()
         sys.stderr.flush()
         self._pid = os.fork()
@@ -138,12 +148,11 @@ class Beside:
         self._pid = 0
 
 
-def _write(folder: Path, services: Sequence[Service], environment: Mapping[str, str]) -> None:
+def prepare(folder: Path, services: Sequence[Service], environment: Mapping[str, str]) -> None:
+    """The files that supervisor and `serve.py` read. `environment`: of every service."""
     for name in ("logs", "services"):
         shutil.rmtree(folder / name, ignore_errors=True)  # an earlier start's
         (folder / name).mkdir(mode=0o700)
-    for name in ("run.json", "services.json"):
-        (folder / name).unlink(missing_ok=True)
     for service in services:
         document = {
             "command": service.command,

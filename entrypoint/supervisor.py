@@ -31,7 +31,6 @@ class State:
     name: str
     word: str
     pid: int
-    exit_code: int
 
 
 def is_installed() -> bool:
@@ -147,9 +146,7 @@ def states(folder: Path) -> tuple[State, ...] | None:
         told: Any = server.supervisor.getAllProcessInfo()
     except (OSError, http.client.HTTPException, xmlrpc.client.Error):
         return None
-    return tuple(
-        State(one["name"], _WORDS.get(one["statename"], "stopped"), one["pid"], one["exitstatus"]) for one in told
-    )
+    return tuple(State(one["name"], _WORDS.get(one["statename"], "stopped"), one["pid"]) for one in told)
 
 
 def _socket(folder: Path) -> Path:

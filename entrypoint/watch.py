@@ -49,6 +49,7 @@ class Watch:
 
     def _start(self) -> None:
         self._starts += 1
+        self._known = {}
         self._supervisor = supervisor.start(self._folder)
 
     def _look(self, *, ask: bool) -> None:
@@ -69,7 +70,7 @@ class Watch:
             self._relay.say(f"supervisor {how}; it and its services are started again")
             self._start()
             return
-        self._known = {name: State(name, "gave up", 0, 0) for name in self._reach}
+        self._known = {name: State(name, "gave up", 0) for name in self._reach}
         self._relay.say(
             f"supervisor {how}, {self._starts} times; there are no services now, and training goes on\n"
             f"  fix: read {self._folder / 'supervisord.log'}; start the container again when it can be stopped"
@@ -89,8 +90,7 @@ class Watch:
             self._relay.step()  # its last words come first
             self._relay.say(self._gave_up(state))
         elif before is not None and before.word == "running" and before.pid != state.pid:
-            how = "was killed" if state.exit_code < 0 else f"ended with {state.exit_code}"
-            self._relay.say(f"{state.name} {how} and is started again")
+            self._relay.say(f"{state.name} ended and is started again")
         self._note()
 
     def _gave_up(self, state: State) -> str:
@@ -127,6 +127,6 @@ class Watch:
                 self._supervisor.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
                 self._supervisor.kill()  # its services get a SIGTERM by that, and no more time
-        self._known = {name: State(name, "stopped", 0, 0) for name in self._known}
+        self._known = {name: State(name, "stopped", 0) for name in self._known}
         self._relay.end()
         self._note()
