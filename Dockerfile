@@ -97,5 +97,7 @@ RUN --mount=type=bind,target=/context \
 # What a user's pip may not replace: torch, its CUDA, and what is compiled against them.
 ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt
 WORKDIR /workspace
+# ssh where a key is given, JupyterLab where a password is; nothing listens otherwise.
+EXPOSE 22 8888
 ENTRYPOINT ["tini", "-g", "--", "roundhouse"]
 CMD ["up"]

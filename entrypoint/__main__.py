@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from entrypoint import doctor as doctors
-from entrypoint import launch, render, render_files, report, running, session, status, version, viewer
+from entrypoint import launch, render, render_files, report, running, services, session, status, version, viewer
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
 from entrypoint.environment import read_environment
@@ -20,7 +20,17 @@ from entrypoint.errors import OWN_BUG, Problem, SettingError
 from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
 from entrypoint.namespaces import Namespaces
-from entrypoint.prepare import Context, diagnose, diagnose_alone, make_draft, mount, say, tried, volume_of
+from entrypoint.prepare import (
+    Context,
+    diagnose,
+    diagnose_alone,
+    make_draft,
+    mount,
+    say,
+    settings_so_far,
+    tried,
+    volume_of,
+)
 from entrypoint.probe import probe
 from entrypoint.request import edits, read_request
 from entrypoint.run_folder import RunFolder
@@ -63,7 +73,7 @@ class _Commands(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Take a training script from a laptop to a cluster without editing it."""
-    context.obj = Context(dict(os.environ), Path.cwd())
+    context.obj = Context(services.variables_of(os.environ), Path.cwd())
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -120,21 +130,31 @@ def local(context: Context, nodes: int, processes: int, namespaces: bool, words:
 @click.pass_obj
 def up(context: Context) -> None:
     """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
-    if not read_request(context.variables).script:
+    request, environment = read_request(context.variables), read_environment(context.variables)
+    volume = context.base / choose_volume(request.volume, context.variables)[0]
+    if not request.script:
         click.echo(_WHAT_THIS_IS)
-        request, environment = read_request(context.variables), read_environment(context.variables)
-        volume = context.base / choose_volume(request.volume, context.variables)[0]
-        mount(context, request, environment, volume, now=True)
-        if why := reason_to_stay(read_environment(context.variables).provider, context.variables):
-            running.stay(why)
+    mount(context, request, environment, volume, now=True)  # before a service has its folder there
+    why = reason_to_stay(environment.provider, context.variables)
+    if not request.script and not why:
         return
-    plan, draft = make_draft(context, (), may_wait=True)
-    plan = launch.numbered(plan, draft, say=say)
-    plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
-    plan = tried(context, plan, draft.facts)
-    click.echo(report.to_text(plan, draft.facts))
-    launch.check_plan(plan)
-    sys.exit(running.train_beside(context, plan, draft))
+    with services.beside(
+        context.variables,
+        volume,
+        lambda: settings_so_far(context),
+        say,
+        always=version.BUILD.exists() and running.is_main_process(),
+    ) as side:
+        if not request.script:
+            running.stay(why or "", side)
+        plan, draft = make_draft(context, (), may_wait=True)
+        plan = launch.numbered(plan, draft, say=say)
+        plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
+        plan = tried(context, plan, draft.facts)
+        click.echo(report.to_text(plan, draft.facts))
+        launch.check_plan(plan)
+        code = running.train_beside(context, plan, draft, side)
+    sys.exit(code)
 
 
 def _on_terminal() -> bool:
@@ -173,8 +193,15 @@ def logs(context: Context, run: str | None, follow: bool, lines: int, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="for programs")
 @click.pass_obj
 def status_command(context: Context, run: str | None, as_json: bool) -> None:
-    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end."""
-    found = status.read_status(_find(context, run))
+    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end. And the services."""
+    here = services.told_here()
+    try:
+        found = status.read_status(_find(context, run))
+    except SettingError:
+        if run or not here:
+            raise
+        found = {"run": None}
+    found["services"] = here or found.get("services", [])
     click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
 
 

@@ -39,13 +39,17 @@ class Agent:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
-    def wait(self) -> int:
-        """Its exit code; 128 + n where a signal ended it. Where we are process 1, the orphans of others come to us."""
+    def wait(self, other: Callable[[int], None] = lambda pid: None) -> int:
+        """Its exit code; 128 + n where a signal ended it. `other` is called with any other child that has ended.
+
+        Where we are process 1, the orphans of others come to us.
+        """
         while True:
             pid, status = os.wait()
             if pid == self._pid:
                 code = os.waitstatus_to_exitcode(status)
                 return 128 - code if code < 0 else code
+            other(pid)
 
 
 def start(body: Body, log: Path | None, *, kept: bool) -> Agent:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from entrypoint import joint, meeting, report, scripts
+from entrypoint import joint, meeting, report, scripts, shells
 from entrypoint.attempt import Launch, StopRequest, run_attempt
 from entrypoint.environment import stale_variables
 from entrypoint.errors import STOPPED, MachineError, Problem, SettingError
@@ -201,6 +201,7 @@ def child_environment(plan: Plan, variables: Mapping[str, str], folder: RunFolde
     stale = set(stale_variables(variables)) if plan.process_rank is None else set()
     stale |= set(_SECRETS)
     environment = {"PYTHONFAULTHANDLER": "1"}  # a crash in native code, and a hang, tell where
+    environment[shells.MARK] = "training"  # a script that is run by `bash -l` keeps its rank
     environment |= {name: value for name, value in variables.items() if name not in stale}
     environment |= {setting.name: setting.value for setting in plan.settings}
     environment |= {

@@ -23,7 +23,7 @@ from entrypoint.plan import Draft, Plan, all_checks
 from entrypoint.preflight import preflight
 from entrypoint.probe import probe
 from entrypoint.probe_machine import DIRECTORY_SECONDS, answer_within
-from entrypoint.reasons import Check, findings_of
+from entrypoint.reasons import Check, Setting, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, read_request
 from entrypoint.values import clean
@@ -67,6 +67,14 @@ def make_draft(context: Context, words: tuple[str, ...], *, may_wait: bool) -> t
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
     return made, draft
+
+
+def settings_so_far(context: Context) -> tuple[Setting, ...]:
+    """The settings of a plan that waits for nobody; none where there can be no plan yet."""
+    try:
+        return make_draft(context, (), may_wait=False)[0].settings
+    except Problem:
+        return ()
 
 
 def _completed(recipe: Recipe) -> Recipe:

@@ -156,7 +156,7 @@ VARIABLES = (
 
 # Set by us for training scripts, or for tests: a person need not write them, and they are no typing errors.
 CONTRACT = ("TRAIN_RUN_DIR", "TRAIN_CHECKPOINT_DIR", "TRAIN_ATTEMPT", "TRAIN_STEP_FILE", "TRAIN_STOP_FILE")
-_INTERNAL = ("TRAIN_LOCAL_CLUSTER",)
+_INTERNAL = ("TRAIN_LOCAL_CLUSTER", "TRAIN_SHELL")
 
 
 def read_request(variables: Mapping[str, str]) -> Request:

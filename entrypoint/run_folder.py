@@ -49,6 +49,10 @@ class RunFolder:
         return self.logs / (f"agent-n{self.node}.log" if self.node else "agent.log")
 
     @property
+    def services_log(self) -> Path:
+        return self.logs / (f"services-n{self.node}.log" if self.node else "services.log")
+
+    @property
     def step(self) -> Path:
         return self.path / "step"
 

@@ -1,9 +1,11 @@
 """A run and who looks at it: in the foreground, beside a container's main process, or in a terminal's session."""
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 import click
 
@@ -13,9 +15,10 @@ from entrypoint.prepare import Context, say
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
 from entrypoint.screen import LogTail
+from entrypoint.services import Beside
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
     """Process 1 or its child: whatever runs here (a container, a unit) ends when this process does.
 
     A process that `docker exec` starts has parent 0.
@@ -34,7 +37,7 @@ def train_here(context: Context, plan: Plan, draft: Draft) -> int:
     return viewer.tell_end(start.folder, sys.stderr, code)
 
 
-def train_beside(context: Context, plan: Plan, draft: Draft) -> int:
+def train_beside(context: Context, plan: Plan, draft: Draft, services: Beside) -> int:
     """The agent as a child of this process, which shows the run and is free for what else belongs to a container."""
     folder = launch.folder_of(plan)
     tail = LogTail(folder.logs, node=folder.node)
@@ -43,14 +46,15 @@ def train_beside(context: Context, plan: Plan, draft: Draft) -> int:
         click.echo(child.finished)
         return child.wait()
     session.offer(folder, context.variables)
+    services.join(folder, plan.settings)
     with viewer.showing(folder, tail):
-        code = child.wait()
+        code = child.wait(services.ended)
     return viewer.tell_end(folder, sys.stderr, code)
 
 
 def train_in_session(context: Context, plan: Plan, draft: Draft) -> int:
     """On a terminal: the agent in the background, which the terminal's end does not reach, and a view of it here."""
-    folder, kept = launch.folder_of(plan), _is_main_process()
+    folder, kept = launch.folder_of(plan), is_main_process()
     child = agent.start(_agent_of(context, plan, draft, by_hand=True), folder.agent_log, kept=kept)
     if child.finished:
         click.echo(child.finished)
@@ -93,9 +97,19 @@ def _tell_last_lines(folder: RunFolder) -> None:
     click.echo(f"the run is in {folder.path}")
 
 
-def stay(why: str) -> None:
+def stay(why: str, services: Beside) -> NoReturn:
     """Until a signal: the machine is the person's, who comes in by other doors."""
-    stops = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     click.echo(f"{why}: this container stays, without training, until it is stopped")
-    sys.exit(128 + signal.sigwait(stops))
+    _collect(services)  # of before the signals were held
+    while (number := signal.sigwait(signals)) == signal.SIGCHLD:
+        _collect(services)
+    sys.exit(128 + number)
+
+
+def _collect(services: Beside) -> None:
+    """Children that have ended; where we are process 1, the orphans of others are ours (krallin/tini#8)."""
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            services.ended(pid)

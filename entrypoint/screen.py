@@ -16,16 +16,18 @@ _BEHIND_BYTES = 8 << 20
 class LogTail:
     """Lines that come into a run's logs after this was made: `n<node>r<rank>.log` of any attempt, and the agent's own.
 
-    Of one node, or of all.
+    Of one node, or of all; with `names`, of other files.
 
     Who writes faster than is shown is shown in part: the newest, with a line that says how much was left out.
     """
 
-    def __init__(self, logs: Path, *, lines_before: int = 0, node: int | None = None) -> None:
+    def __init__(
+        self, logs: Path, *, lines_before: int = 0, node: int | None = None, names: tuple[str, ...] = ()
+    ) -> None:
         self._logs = logs
         name = "n[0-9]*" if node is None else f"n{node}"
         agent = "agent*.log" if node is None else f"agent-n{node}.log" if node else "agent.log"
-        self._names = (agent, f"{name}r*.log")
+        self._names = names or (agent, f"{name}r*.log")
         self._offsets = {path: _offset_before(path, lines_before) for path in self._files()}
         self._files_seen = {path: path.stat().st_ino for path in self._offsets}
         self._rests: dict[Path, bytes] = {}
@@ -45,8 +47,7 @@ class LogTail:
         self._rests.clear()
 
     def _files(self) -> list[Path]:
-        agent, ranks = self._names
-        return [*sorted(self._logs.glob(agent)), *sorted(self._logs.rglob(ranks))]
+        return [path for name in self._names for path in sorted(self._logs.rglob(name))]
 
     def _new_lines(self, path: Path) -> Iterator[tuple[str, str]]:
         try:

@@ -45,14 +45,33 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
         "checkpoint": folder.newest_checkpoint(),
         "exit_code": ended["exit_code"] if ended and not holder else None,
         "text": ended["text"] if ended and not holder else None,
+        "services": read_json(folder.of_node("services.json")) or [],
     }
 
 
 def to_text(status: dict[str, Any]) -> str:
     """
-    >>> print(to_text({"run": "ddp", "state": "running", "step": 7, "steps": 9, "loss": None, "pid": 5, "host": "a"}))
+    >>> sshd = {"name": "sshd", "state": "gave up", "reach": "port 22", "text": "Address already in use"}
+    >>> run = {"run": "ddp", "state": "running", "step": 7, "steps": 9, "loss": None, "pid": 5, "host": "a"}
+    >>> print(to_text({**run, "services": [sshd]}))
     ddp: running, step 7/9, pid 5 of a
+    sshd: gave up: Address already in use
     """
+    lines = [_run(status)] if status.get("run") else ["no run yet"]
+    lines += [_service(one) for one in status.get("services", ()) if one["state"] != "stopped"]
+    return "\n".join(lines)
+
+
+def _service(one: dict[str, Any]) -> str:
+    """
+    >>> _service({"name": "sshd", "state": "running", "reach": "port 22", "text": None})
+    'sshd: running, port 22'
+    """
+    more = f": {one['text']}" if one["text"] else f", {one['reach']}"
+    return f"{one['name']}: {one['state']}{more}"
+
+
+def _run(status: dict[str, Any]) -> str:
     parts = [status["state"]]
     if status.get("step") is not None:
         parts.append(f"step {status['step']}" + (f"/{status['steps']}" if status.get("steps") else ""))

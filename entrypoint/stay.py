@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from entrypoint.keys import KEY_VARIABLES, is_off
 from entrypoint.values import clean
 
 # They start a container that has ended again, at once and for ever, and bill for it.
 _PODS = ("runpod-pod", "runpod-cluster", "vast")
-_KEYS = ("PUBLIC_KEY", "SSH_KEY")
 _PASSWORDS = ("JUPYTER_PASSWORD", "JUPYTER_TOKEN", "JUPYTER_LAB_PASSWORD")
+DOORS = frozenset(KEY_VARIABLES + _PASSWORDS)
 
 
 def reason_to_stay(provider: str, variables: Mapping[str, str]) -> str | None:
@@ -15,7 +16,7 @@ def reason_to_stay(provider: str, variables: Mapping[str, str]) -> str | None:
     if provider in _PODS:
         return f"this is a pod of {provider.partition('-')[0]}"
     disabled = clean(variables.get("JUPYTER_DISABLE", "")) == "1"
-    for name in _KEYS if disabled else _KEYS + _PASSWORDS:
-        if clean(variables.get(name, "")) not in ("", "null"):
+    for name in KEY_VARIABLES if disabled else KEY_VARIABLES + _PASSWORDS:
+        if not is_off(variables.get(name, "")):
             return f"{name} is set"
     return None
