@@ -1,6 +1,6 @@
 """A folder of this machine's own that only this user reads: the services' files, and the variables for shells.
 
-Never on the volume: what lies in it holds secrets, and is of one start of one container. image/profile.sh knows the
+Never on the volume: what lies in it holds secrets, and is of one start of one container. image/shell.sh knows the
 same two places.
 """
 

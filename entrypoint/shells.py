@@ -1,7 +1,7 @@
 """The container's variables as a shell or a notebook gets them, and back: what the container itself was given. Pure.
 
 sshd, login shells and tmux hand on nothing of the container's environment. A file of shell code brings it, which the
-image's shells read first (image/profile.sh). A plain `python` typed there is one process: what would make a library
+image's shells read first (image/shell.sh). A plain `python` typed there is one process: what would make a library
 wait for fifteen others is left out, and our own command takes it from the second file, which a shell does not read.
 """
 
@@ -55,7 +55,7 @@ def to_script(shells: Shells) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(shells.shown.items())]
     lines += ["fi"]
     if "PATH" in shells.shown:
-        lines += [f"PATH={shlex.quote(shells.shown['PATH'])}"]
+        lines += [f'[ -z "${{roundhouse_login-}}" ] || PATH={shlex.quote(shells.shown["PATH"])}']
     return "\n".join(lines) + "\n"
 
 

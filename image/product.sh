@@ -13,8 +13,9 @@ sed -nE 's/^((torch|triton|deepspeed|accelerate|numpy|nvidia-|cuda-)[a-z0-9-]*==
   LC_ALL=C sort >"$home/constraints.txt"
 python "$context/image/build_info.py" "$context/requirements" "$home/build.json"
 # Shells get the container's variables. At the top, for Debian's file returns early where nobody types.
+install -m 644 "$context/image/shell.sh" "$home"
 install -m 644 "$context/image/profile.sh" /etc/profile.d/roundhouse.sh
-sed -i '1i [ -n "${TRAIN_SHELL-}" ] || . /etc/profile.d/roundhouse.sh' /etc/bash.bashrc
+sed -i '1i . /opt/roundhouse/shell.sh' /etc/bash.bashrc
 # A checkout's umask is no property of the image.
 chmod -R u=rwX,go=rX "$home"
 python -m compileall -q --invalidation-mode checked-hash "$home"

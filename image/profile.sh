@@ -1,14 +1,10 @@
-# shellcheck shell=sh
-# /etc/profile.d/roundhouse.sh: the container's variables for login shells, whose PATH /etc/profile has just replaced. The
-# first line of /etc/bash.bashrc reads it too, for shells below ssh and windows of tmux. `up` writes the file (shells.py);
-# nothing here is written at a start, so nothing piles up.
-for roundhouse in /run/roundhouse "/tmp/roundhouse-${UID:-$(id -u)}/run"; do
-  if [ -O "$roundhouse" ] && [ -O "$roundhouse/environment.sh" ]; then
-    . "$roundhouse/environment.sh"
-    break
-  fi
-done
-unset roundhouse
+# shellcheck shell=dash
+# /etc/profile.d/roundhouse.sh, for login shells: /etc/profile has just replaced PATH.
+# shellcheck disable=SC2034 # shell.sh reads it
+roundhouse_login=login
+# shellcheck source=image/shell.sh
+. /opt/roundhouse/shell.sh
+unset roundhouse_login
 # Where `up` is not what runs here, python is still the image's.
 case ":$PATH:" in
 *:/opt/venv/bin:*) ;;

@@ -50,16 +50,20 @@ class Pod:
         self.folder, self.volume, self.port = folder, folder / "volume", free_port()
         for name in ("run", "profile.d", "volume"):
             (folder / name).mkdir()
-        product = (runs.ROOT / "image/product.sh").read_text()
         shutil.copy("/etc/bash.bashrc", folder / "bash.bashrc")
-        for line in re.findall(r"^sed -i .*/etc/bash\.bashrc$", product, re.MULTILINE):
+        for line in re.findall(r"^sed -i .*/etc/bash\.bashrc$", self._image("product.sh"), re.MULTILINE):
             subprocess.run(["bash", "-c", line.replace("/etc/bash.bashrc", '"$0"'), folder / "bash.bashrc"], check=True)
-        shutil.copy(runs.ROOT / "image/profile.sh", folder / "profile.d/roundhouse.sh")
+        (folder / "profile.d/roundhouse.sh").write_text(self._image("profile.sh"))
+        (folder / "shell.sh").write_text(self._image("shell.sh"))
         self.key = folder / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "me", "-f", self.key], check=True)
         self.public = self.key.with_suffix(".pub").read_text().strip()
         self.process: subprocess.Popen | None = None
         self.log = folder / "log"
+
+    def _image(self, name: str) -> str:
+        """A file of the image, whose own folder is this one here."""
+        return (runs.ROOT / "image" / name).read_text().replace("/opt/roundhouse", str(self.folder))
 
     @contextlib.contextmanager
     def up(self, **variables: str):

@@ -144,6 +144,19 @@ def test_a_person_may_change_a_variable_for_the_shells_below(pod):
     assert (parsed(out)["NODE_RANK"], parsed(out)["HF_TOKEN"]) == ("5", "")
 
 
+def test_what_a_person_has_to_know_is_shown_by_each_shell_in_which_somebody_types_once(pod):
+    banner = pod.folder / "run/roundhouse/banner"
+    banner.write_text("the run has failed\n")
+    try:
+        terminal = pexpect.spawn("ssh", ["-tt", "-p", str(pod.port), *pod.ssh_words()], encoding="utf-8", timeout=30)
+        terminal.sendline("bash -i -c true; exit")
+        terminal.expect(pexpect.EOF)
+        assert terminal.before.count("the run has failed") == 2
+        assert pod.ssh("true").stdout == b""
+    finally:
+        banner.unlink()
+
+
 def test_our_own_command_sees_the_cluster_in_a_shell_that_hides_it(pod):
     ours = f"cd {runs.ROOT}; {sys.executable} -m entrypoint plan --json"
     plan = runs.json.loads(pod.ssh(ours).stdout)
