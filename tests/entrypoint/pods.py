@@ -22,6 +22,7 @@ mount --bind "$0/profile.d" /etc/profile.d
 for own in /root/.bashrc /root/.profile /root/.bash_profile /root/.bash_login; do
   [ ! -e $own ] || mount --bind /dev/null $own
 done
+[ ! -e "$0/sshd" ] || mount --bind "$0/sshd" /usr/sbin/sshd
 exec "$@"
 """
 
@@ -98,6 +99,13 @@ class Pod:
         """As an engine does it: to process 1 alone."""
         with contextlib.suppress(IndexError, psutil.NoSuchProcess):
             os.kill(psutil.Process(self.process.pid).children()[0].pid, number)
+
+    def inside(self, *words: str) -> str:
+        """What our command says when it is started in the container by its engine."""
+        first = psutil.Process(self.process.pid).children()[0].pid
+        command = ["nsenter", "-t", str(first), "-m", "-p", sys.executable, "-m", "entrypoint", *words]
+        environment = runs.environment(self.volume, PYTHONPATH=str(runs.ROOT))
+        return subprocess.run(command, cwd=runs.ROOT, env=environment, capture_output=True, text=True).stdout
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Those of this container with this word in their command."""
