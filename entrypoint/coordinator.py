@@ -267,6 +267,8 @@ class Coordinator:
         self._tell({"kind": "line", "text": f"{result.outcome.text}; {decision.text}"})
 
     def _end_attempt(self, text: str, *, hang: bool = False) -> None:
+        if self._stopping:  # all save and leave, each within TRAIN_GRACE: who goes first takes nobody's last checkpoint
+            return
         if self._attempt and self._attempt.ending_since is None:
             self._attempt.ending_since = time.monotonic()
             self._tell({"kind": "end", "text": text, "hang": hang})

@@ -133,7 +133,7 @@ class _Hearing(Others):
         while (event := self.meeting.next(0)) is not None:
             if isinstance(event, member.Stop):
                 self.hear_stop(event)
-            elif isinstance(event, member.End):
+            elif isinstance(event, member.End) and self.stop.asked_at is None:  # else it saves, and has its time
                 return End(event.text, event.hang)
             elif isinstance(event, member.Over):
                 self.over = event

@@ -9,6 +9,7 @@ from typing import Any
 from entrypoint.errors import SettingError
 from entrypoint.recipes import choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import edits, read_request
+from entrypoint.values import parse_count
 
 # The image's public name and tags. docker-bake.hcl makes them; a test compares the two.
 REPOSITORY = "ghcr.io/roundhouse-train/roundhouse"
@@ -202,4 +203,6 @@ def _check(settings: Settings) -> None:
     # What the container would refuse: there a typing error costs the time until somebody looks.
     read_request(settings.variables)
     recipe = choose_recipe(settings.script, split_arguments(settings.args), base=Path(VOLUME))
-    refuse_wrong_options(recipe, settings.nodes * (settings.gpus or 2))
+    asked = settings.variables.get("TRAIN_NPROC")
+    processes = parse_count("TRAIN_NPROC", asked) if asked else settings.gpus or 2
+    refuse_wrong_options(recipe, settings.nodes * processes)

@@ -2,7 +2,6 @@
 
 import shlex
 
-from entrypoint.errors import STOPPED
 from entrypoint.render_settings import VOLUME, Settings
 from entrypoint.render_text import comment, exports, quote
 
@@ -81,7 +80,10 @@ def _script(settings: Settings, why: str, before: str, start: str, *, volume: st
         + "".join(f"#SBATCH {line}\n" for line in lines if line)
         + comment(
             f"\n{settings.title}. One task a node: our launcher starts the processes.\n"
-            "  sbatch FILE; tail -f NAME-JOB.out\n" + (f"\n{why}\n" if why else "")
+            "  sbatch FILE; tail -f NAME-JOB.out\n"
+            "  scancel --batch --signal=TERM JOB   # save and end; USR1: save, and queue the job again\n\n"
+            "`scancel JOB` alone kills after KillWait (`scontrol show config`; 30 s as Slurm comes), however long the "
+            "grace is." + (f"\n\n{why}\n" if why else "\n")
         )
         + "set -Eeuo pipefail\n\n"
         + variables
@@ -89,7 +91,6 @@ def _script(settings: Settings, why: str, before: str, start: str, *, volume: st
         + before
         + _BODY.format(
             start=start,
-            stopped=STOPPED,
             margin=where[0],
             grace=settings.kill_after,
         )
@@ -99,15 +100,16 @@ def _script(settings: Settings, why: str, before: str, start: str, *, volume: st
 # scancel and not `kill` of srun: a SIGTERM to srun itself ends the step by force.
 _BODY = """
 near_limit=
+# It fails where Slurm is ending the job: then Slurm itself has signalled the step.
 # shellcheck disable=SC2329 # called by the traps
-stop_step() {{ signalled=1; scancel --signal=TERM "$SLURM_JOB_ID"; }}
+stop_step() {{ signalled=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID" || :; }}
 # {margin} s before the limit: {grace} s for the last checkpoint, and Slurm's clock, which is up to a minute off.
 trap 'near_limit=1; stop_step' USR1
 trap stop_step TERM
 
 # --kill-on-bad-exit=0, --wait=0: a node that ends early, with whatever code, must not take the others' last checkpoint.
 # --cpus-per-task: without it the one task of a node gets one core.
-srun --kill-on-bad-exit=0 --wait=0 --cpus-per-task="${{SLURM_CPUS_ON_NODE:?this is for sbatch}}" \\
+srun --label --kill-on-bad-exit=0 --wait=0 --cpus-per-task="${{SLURM_CPUS_ON_NODE:?this is for sbatch}}" \\
   {start} &
 step=$!
 
@@ -119,8 +121,9 @@ while
   [[ -n $signalled ]]
 do :; done
 
-if [[ $code -eq {stopped} && -n $near_limit ]]; then
-  echo "stopped before the time limit with its state saved: the same job is queued again"
+# 143: its state is saved. 137: it was not in time, or a node was lost; an older checkpoint is there to go on from.
+if [[ -n $near_limit && $code -ge 128 ]]; then
+  echo "stopped before the time limit: the same job is queued again"
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

@@ -25,13 +25,17 @@ SAMPLES, WIDTH, EVERY, HOLD = 12, 16, 5, 15
 
 def main():
     steps, pace = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.05
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model, optimizer = build()
     if "RANK" in os.environ:
         train(model, optimizer, steps, pace)
     else:
         train_alone(model, optimizer, steps)
+
+
+def build():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
 def batch(step):
@@ -49,22 +53,13 @@ def train_alone(model, optimizer, steps):
 
 def train(model, optimizer, steps, pace):
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     folder = Path(os.environ["TRAIN_CHECKPOINT_DIR"])
-    sizes = [parameter.numel() for parameter in model.parameters()]
     for step in range(resume(model, optimizer, folder) + 1, steps + 1):
         time.sleep(pace)
-        mine = slice(rank * SAMPLES // world, (rank + 1) * SAMPLES // world)
-        data, wanted = batch(step)
-        loss = mse_loss(model(data[mine]), wanted[mine]) / world
-        optimizer.zero_grad(), loss.backward()
-        summed = torch.cat([p.grad.flatten() for p in model.parameters()] + [loss.detach().reshape(1)])
-        dist.all_reduce(summed)
-        for parameter, gradient in zip(model.parameters(), summed[:-1].split(sizes), strict=True):
-            parameter.grad = gradient.view_as(parameter)
-        optimizer.step()
+        loss = make_step(model, optimizer, step)
         if rank == 0:
-            note(step, summed[-1].item())
+            note(step, loss)
         if step % EVERY == 0 or step == steps:
             if rank == 0:
                 save(model, optimizer, folder, step)
@@ -72,6 +67,22 @@ def train(model, optimizer, steps, pace):
         if step == HOLD:
             hold(rank)
     dist.destroy_process_group()
+
+
+def make_step(model, optimizer, step):
+    """One step of all ranks together: its loss."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mine = slice(rank * SAMPLES // world, (rank + 1) * SAMPLES // world)
+    data, wanted = batch(step)
+    loss = mse_loss(model(data[mine]), wanted[mine]) / world
+    optimizer.zero_grad(), loss.backward()
+    summed = torch.cat([p.grad.flatten() for p in model.parameters()] + [loss.detach().reshape(1)])
+    dist.all_reduce(summed)
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), summed[:-1].split(sizes), strict=True):
+        parameter.grad = gradient.view_as(parameter)
+    optimizer.step()
+    return summed[-1].item()
 
 
 def hold(rank):

@@ -3,8 +3,10 @@
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import runs
 
@@ -42,6 +44,24 @@ def test_all_nodes_end_with_the_code_and_the_words_of_the_first_that_failed(tmp_
         assert (failure["node"], failure["rank"], failure["exit_code"]) == (1, 1, 42)
     assert [runs.read(run / name)["exit_code"] for name in ("exit.json", "exit-n1.json")] == [42, 42]
     assert runs.processes_of(run) == []
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_node_that_is_killed_while_both_save_leaves_the_other_its_time(killed, tmp_path):
+    nodes = start(tmp_path, "steps=9999", "save=6")
+    run = tmp_path / "runs" / "own"
+    runs.wait_for_step(run, 5)
+    for node in nodes:
+        node.send_signal(signal.SIGTERM)
+    time.sleep(2)
+    first = psutil.Process(nodes[killed].pid)
+    for process in [first, *first.children(recursive=True)]:
+        process.kill()
+    codes, outputs = finish(nodes)
+    other = 1 - killed
+    assert runs.read(run / "logs" / "attempt-0" / f"n{other}r0.ended.json")["exit_code"] == 143, outputs
+    assert killed == 0 or list((run / "checkpoints").glob("step-*/manifest.json"))
+    assert codes[other] == (143 if killed == 0 else 137), outputs
 
 
 def test_a_stop_of_one_node_lets_both_save_and_a_finished_run_is_left_alone_by_both(tmp_path):

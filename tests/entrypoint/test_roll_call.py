@@ -13,7 +13,7 @@ from entrypoint import coordinator, member, reach, reception, secret
 from entrypoint.errors import MachineError
 from entrypoint.failure import Ended
 from entrypoint.measured import Measured
-from entrypoint.member import End, Refused, Start
+from entrypoint.member import End, Refused, Start, Stop
 from entrypoint.messages import random_word, receive
 from entrypoint.restarts import Outcome
 from entrypoint.run_folder import RunFolder, write_json
@@ -467,6 +467,31 @@ def test_a_stop_that_one_node_is_asked_for_reaches_all(tmp_path):
             nodes[1].member.tell({"kind": "stop", "text": "a signal"})
             results = await ends(nodes)
         assert codes(results) == [143] * 3
+
+    asyncio.run(trial())
+
+
+def test_a_node_that_goes_while_all_save_ends_nobody(tmp_path):
+    class Saving(Node):
+        def heard(self, event):
+            if not isinstance(event, Stop):
+                super().heard(event)
+
+    async def trial():
+        all_seats = seats(tmp_path, 3)
+        async with primary(all_seats[0]):
+            nodes = [Saving(one, None) for one in all_seats]
+            await nodes[1].until(lambda: all(node.attempts for node in nodes))
+            nodes[1].member.tell({"kind": "stop", "text": "a signal"})
+            await asyncio.sleep(0.5)
+            nodes[2].task.cancel()  # its connection closes
+            await asyncio.sleep(1)
+            assert not any(node.heard_of(End) for node in nodes[:2])
+            for node in nodes[:2]:
+                node.end(Report(Outcome(143, stepped=True, ours=True)))
+            results = await ends(nodes[:2])
+        assert codes(results) == [137, 137]
+        assert texts(results) == ["node 2 (h2) was lost: its connection closed"] * 2
 
     asyncio.run(trial())
 

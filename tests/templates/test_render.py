@@ -277,8 +277,8 @@ def test_one_task_a_node_and_a_signal_that_leaves_time_for_the_checkpoint(platfo
 @pytest.mark.parametrize("platform", SLURM)
 def test_a_node_that_ends_early_does_not_take_the_others_checkpoint(platform):
     text = render(platform)
-    assert "srun --kill-on-bad-exit=0 --wait=0 " in text
-    assert 'scancel --signal=TERM "$SLURM_JOB_ID"' in text  # a SIGTERM to srun itself ends the step by force
+    assert "srun --label --kill-on-bad-exit=0 --wait=0 " in text
+    assert 'scancel --quiet --signal=TERM "$SLURM_JOB_ID"' in text  # a SIGTERM to srun itself ends the step by force
     assert not re.search(r"\bkill -TERM", text)
 
 
@@ -295,32 +295,19 @@ def test_a_container_under_slurm_calls_the_entrypoint_and_the_jobs_variables_win
         assert "PYTHONNOUSERSITE=1" in text
 
 
-def test_the_batch_script_runs_waits_for_a_stopped_step_and_requeues_it(tmp_path):
-    """The script itself under bash, with srun, scancel and scontrol that write down what they are asked."""
-    commands = {
-        "srun": "trap 'echo saved >> log; exit 143' TERM; echo $$ > pid; kill -USR1 $PPID; "
-        "while :; do sleep 0.05; done",
-        "scancel": 'echo "scancel $*" >> log; (sleep 0.2; kill -TERM "$(cat pid)") &',
-        "scontrol": 'echo "scontrol $*" >> log',
-    }
-    for name, body in commands.items():
-        write(tmp_path / name, f"#!/usr/bin/env bash\n{body}\n")
-    done = subprocess.run(
-        ["bash", "-c", render("slurm")],
-        cwd=tmp_path,
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", "SLURM_JOB_ID": "7", "SLURM_CPUS_ON_NODE": "2"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert done.returncode == 143, done.stderr
-    assert (tmp_path / "log").read_text().splitlines() == ["scancel --signal=TERM 7", "saved", "scontrol requeue 7"]
-
-
-@pytest.mark.parametrize("code", [0, 1, 78, 143])
-def test_the_batch_script_ends_with_the_code_of_the_step_and_requeues_only_near_the_limit(tmp_path, code):
-    for name, body in {"srun": f"exit {code}", "scontrol": "touch requeued"}.items():
+@pytest.mark.parametrize(
+    ("near_limit", "code", "again"),
+    [
+        *((False, code, False) for code in (0, 1, 78, 137, 143)),
+        *((True, code, code >= 128) for code in (0, 1, 76, 78, 137, 143)),
+    ],
+)
+def test_the_batch_script_ends_with_the_code_of_the_step_and_requeues_only_near_the_limit(
+    tmp_path, near_limit, code, again
+):
+    """Its shell alone: tests/cluster/test_slurm.py has it under Slurm."""
+    step = f"exit {code}" if not near_limit else f"kill -USR1 $PPID; sleep 0.2; exit {code}"
+    for name, body in {"srun": step, "scancel": "exit 1", "scontrol": "touch requeued"}.items():
         write(tmp_path / name, f"#!/bin/sh\n{body}\n")
     done = subprocess.run(
         ["bash", "-c", render("slurm")],
@@ -330,7 +317,7 @@ def test_the_batch_script_ends_with_the_code_of_the_step_and_requeues_only_near_
         check=False,
     )
     assert done.returncode == code
-    assert not (tmp_path / "requeued").exists()
+    assert (tmp_path / "requeued").exists() == again
 
 
 # ---- containers on a machine ----
@@ -452,6 +439,7 @@ def test_a_body_has_only_the_fields_of_its_api_with_their_types(platform, fields
         ("kubernetes", {"args": "a\nb"}, "args='a\\nb'", "one line"),
         ("kubernetes", {"env.TRAIN_RESTART": "1"}, "TRAIN_RESTART", "did you mean TRAIN_RESTARTS?"),
         ("kubernetes", {"env.TRAIN_RESTARTS": "x"}, "TRAIN_RESTARTS='x'", "attempts"),
+        ("kubernetes", {"env.TRAIN_NPROC": "x"}, "TRAIN_NPROC", "number"),
         ("kubernetes", {"script": "fdsp"}, "'fdsp' is no recipe", "fsdp"),
         ("kubernetes", {"args": "--stepz 5"}, "--stepz", "--steps"),
         ("kubernetes", {"args": "--global-batch 100"}, "100", "--global-batch 96 or 112"),  # on 2 × 8 GPUs
@@ -464,6 +452,13 @@ def test_what_cannot_be_is_quoted_with_a_fix(platform, given, problem, fix):
     assert problem in caught.value.problem
     assert fix in caught.value.fix
     assert "\n" not in caught.value.problem
+
+
+def test_the_batch_is_counted_with_the_processes_that_are_asked_for():
+    given = {"nodes": "2", "gpus": "0", "args": "--global-batch 2"}
+    assert render("slurm", given | {"env.TRAIN_NPROC": "1"})
+    with pytest.raises(SettingError, match="4 processes"):
+        render("slurm", given)
 
 
 @pytest.mark.parametrize(
