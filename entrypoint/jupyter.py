@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import SettingError
+from entrypoint.keys import is_off
 from entrypoint.service import Service
 from entrypoint.values import clean, quoted
 
 # A person's own before what a platform makes up for each machine.
 NAMES = ("JUPYTER_PASSWORD", "JUPYTER_LAB_PASSWORD", "JUPYTER_TOKEN")
 PORT, TENSORBOARD_PORT = 8888, 6006
-CONFIG = "jupyter_server_config.json"
+CONFIG = "config/jupyter_server_config.json"
+LAB = Path(__file__).with_name("lab")  # pages and pictures of ours
+# Its question about news, and its look for a newer release; news_url=None does not stop the question.
+PAGE_CONFIG = "config/labconfig/page_config.json"
+PAGE = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
 _NO = ("", "0", "no", "false", "null")
 _ORIGIN = re.compile(r"https?://(?:[a-z0-9.-]+|\[[0-9a-f:]+\])(?::[0-9]{1,5})?")
 _RELOAD_SECONDS = 15  # TensorBoard looks that often at every run on the shared volume
@@ -31,24 +36,20 @@ class Secret:
 
 
 def read_secret(variables: Mapping[str, str]) -> Secret | None:
-    """The first that is given; None: there is no JupyterLab. An empty one or `null` (an unset field of a form) is none.
-
-    Raises:
-        SettingError: nobody could type it.
-    """
+    """The first that is given; None: there is no JupyterLab. Empty and `null` (an unset field of a form) are none."""
     if clean(variables.get("JUPYTER_DISABLE", "")).lower() not in _NO:
         return None
-    for name in NAMES:
-        value = variables.get(name, "").strip()  # the login form strips what is typed
-        if clean(value) in ("", "null"):
-            continue
-        if not value.isprintable():
-            raise SettingError(
-                f"{name} has a line break or another character that a login form does not take",
-                fix=f"set {name} to one line",
-            )
-        return Secret(name, value)
-    return None
+    given = (Secret(name, variables.get(name, "").strip()) for name in NAMES)  # the login form strips what is typed
+    return next((secret for secret in given if not is_off(secret.value)), None)
+
+
+def refuse_untypable(secret: Secret) -> None:
+    """Nobody could be let in."""
+    if not secret.value.isprintable():
+        raise SettingError(
+            f"{secret.name} has a line break or another character that a login form does not take",
+            fix=f"set {secret.name} to one line",
+        )
 
 
 def origins(variables: Mapping[str, str]) -> tuple[str, ...]:
@@ -126,6 +127,8 @@ def configuration(
             "open_browser": False,
             "quit_button": False,
             "terminado_settings": {"shell_command": ["/bin/bash", "--login"]},
+            "extra_template_paths": [str(LAB)],
+            "jinja_template_vars": {"secret_name": secret.name},
         },
         # The clouds' consoles open /lab?token=…; the login form takes a token as well.
         "IdentityProvider": {"token": secret.value},
@@ -135,8 +138,6 @@ def configuration(
         "FileContentsManager": {"delete_to_trash": False},
         "LabApp": {
             "default_url": f"/lab/tree/{opening}" if opening else "/lab",
-            "news_url": None,
-            "check_for_updates_class": "jupyterlab.handlers.announcements.NeverCheckForUpdate",
             "extension_manager": "readonly",
         },
         "ServerProxy": {
@@ -144,7 +145,11 @@ def configuration(
                 "tensorboard": {
                     "command": [],
                     "port": tensorboard_port,
-                    "launcher_entry": {"title": "TensorBoard", "category": "Other"},
+                    "launcher_entry": {
+                        "title": "TensorBoard",
+                        "category": "Other",
+                        "icon_path": str(LAB / "tensorboard.svg"),
+                    },
                 }
             }
         },

@@ -1,9 +1,8 @@
 """What JupyterLab reads: its configuration, with the secret, and the opening notebook on the volume."""
 
 import json
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from ipaddress import IPv6Address
 from pathlib import Path
@@ -12,22 +11,27 @@ from typing import Any
 
 import psutil
 
-from entrypoint import jupyter, version
+from entrypoint import jupyter, private_folder, version
 from entrypoint.run_folder import read_json, write_text
 from entrypoint.service import Service
 
 OPENING = "roundhouse.ipynb"
-_SOURCE = Path(__file__).with_name("opening.ipynb")
+_SOURCE = jupyter.LAB / "opening.ipynb"
 _PROGRAM = 'PROGRAM = ["roundhouse"]'  # a line of the notebook
 PORTS = (jupyter.PORT, jupyter.TENSORBOARD_PORT)
 
 
 def prepare(
-    variables: Mapping[str, str], volume: Path, folder: Path, *, ports: tuple[int, int] = PORTS
+    variables: Mapping[str, str],
+    volume: Path,
+    folder: Path,
+    say: Callable[[str], None],
+    *,
+    ports: tuple[int, int] = PORTS,
 ) -> tuple[Service, ...]:
     """The services that the variables ask for, ready to be started; none without a secret.
 
-    `folder` is made, for this user alone. Where the volume is missing or takes no notebook they are wanted all the
+    `folder`: a private one, for their files. Where the volume is missing or takes no notebook they are wanted all the
     more.
 
     Raises:
@@ -36,17 +40,18 @@ def prepare(
     secret = jupyter.read_secret(variables)
     if secret is None:
         return ()
+    jupyter.refuse_untypable(secret)
     origins, home = jupyter.origins(variables), variables.get("HOME")
     root, opening = volume, None
     if volume.is_dir():
-        opening = put_opening(volume, program(volume))
+        opening = put_opening(volume, program(volume), say)
     else:
         root = Path(home or "/")
-        print(f"{volume} is not there: JupyterLab shows {root}", file=sys.stderr)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+        say(f"{volume} is not there: JupyterLab shows {root}")
     configuration = jupyter.configuration(secret, origins, root, opening, ipv6=_has_ipv6(), ports=ports)
-    write_private(folder / jupyter.CONFIG, json.dumps(configuration, indent=1))
+    for name, document in ((jupyter.CONFIG, configuration), (jupyter.PAGE_CONFIG, jupyter.PAGE)):
+        (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_folder.write_json(folder / name, document)
     return jupyter.services(secret, root, folder, python=sys.executable, home=home, ports=ports)
 
 
@@ -57,13 +62,6 @@ def _has_ipv6() -> bool:
     return any(not (address.is_loopback or address.is_link_local) for address in addresses)
 
 
-def write_private(path: Path, text: str) -> None:
-    """For this user alone from its first byte on, also where another file of that name was there."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as stream:
-        stream.write(text)
-
-
 def program(volume: Path) -> tuple[str, ...]:
     """Our command as it can be called from any folder: a checkout has none on the PATH."""
     if version.BUILD.exists():
@@ -71,7 +69,7 @@ def program(volume: Path) -> tuple[str, ...]:
     return ("env", f"PYTHONPATH={version.ROOT}", f"TRAIN_VOLUME={volume}", sys.executable, "-m", "entrypoint")
 
 
-def put_opening(volume: Path, program: Sequence[str]) -> str | None:
+def put_opening(volume: Path, program: Sequence[str], say: Callable[[str], None] = print) -> str | None:
     """Its name on the volume; None: it could not be written.
 
     It carries a hash of its cells. One that has not the cells of its hash is somebody's own by now.
@@ -84,7 +82,7 @@ def put_opening(volume: Path, program: Sequence[str]) -> str | None:
     try:
         write_text(path, json.dumps(ours, indent=1, ensure_ascii=False) + "\n")
     except OSError as error:
-        print(f"{path} could not be written: {error.strerror}", file=sys.stderr)
+        say(f"{path} could not be written: {error.strerror}")
         return OPENING if path.exists() else None
     return OPENING
 

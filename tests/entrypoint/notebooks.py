@@ -48,7 +48,7 @@ class Pod:
             "JUPYTER_PASSWORD": PASSWORD,
             **variables,
         }
-        self.services = jupyter_files.prepare(self.variables, self.volume, self.folder, ports=ports)
+        self.services = jupyter_files.prepare(self.variables, self.volume, self.folder, print, ports=ports)
         self.configuration = json.loads((self.folder / jupyter.CONFIG).read_text())
         self.prefix, self.processes = prefix, []
 

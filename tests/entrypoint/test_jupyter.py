@@ -37,7 +37,7 @@ def test_who_is_let_in(variables, expected):
 
 def test_a_password_that_nobody_can_type_is_refused_and_not_shown():
     with pytest.raises(SettingError) as caught:
-        jupyter.read_secret({"JUPYTER_PASSWORD": "first\nsecond"})
+        jupyter.refuse_untypable(jupyter.read_secret({"JUPYTER_PASSWORD": "first\nsecond"}))
     assert "JUPYTER_PASSWORD" in str(caught.value)
     assert "first" not in str(caught.value)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from notebooks import PASSWORD, Pod, free_ports, roundhouse
-from runs import wait_for
+from runs import ROOT, wait_for
 
 pytestmark = pytest.mark.slow
 CHROMIUM, NGINX = shutil.which("chromium"), shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
@@ -30,9 +30,8 @@ def needs(program, package):
 @pytest.fixture(scope="module")
 def pod(tmp_path_factory):
     pod = Pod(tmp_path_factory.mktemp("pod"), RUNPOD_POD_ID="abc123")
-    (pod.volume / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 4000)
-    small = ("--steps", "60", "--seq-length", "32", "--global-batch", "8", "--eval-every", "20")
-    roundhouse(pod, "train", "ddp", "--data", str(pod.volume / "text.txt"), *small, TRAIN_NPROC="1")
+    small = ("--steps", "24", "--seq-length", "32", "--global-batch", "8", "--eval-every", "8", "--log-every", "2")
+    roundhouse(pod, "train", "ddp", "--data", f"{ROOT}/docs/*.md", *small, TRAIN_NPROC="1")
     with pod:
         yield pod
 
@@ -96,7 +95,7 @@ def test_the_opening_notebook_shows_plan_runs_and_curves(pod, context):
     log_in(page, pod.url)
     run_all(page)
     assert "environment  one node" in page.locator(".jp-OutputArea-output").first.inner_text()
-    assert page.locator(".jp-OutputArea-output td").all_inner_texts()[:4] == ["ddp", "finished", "60", "60"]
+    assert page.locator(".jp-OutputArea-output td").all_inner_texts()[:4] == ["ddp", "finished", "24", "24"]
     page.locator(".jp-OutputArea-output svg").scroll_into_view_if_needed()
     picture(page, "notebook")
     assert page.get_by_text("would you like", exact=False).count() == 0  # no question about news

@@ -13,38 +13,39 @@ VARIABLES = {"JUPYTER_PASSWORD": "hunter2", "HOME": "/root"}
 
 
 def test_without_a_secret_nothing_is_started_and_nothing_written(tmp_path):
-    assert jupyter_files.prepare({"JUPYTER_PASSWORD": "null"}, tmp_path, tmp_path / "run") == ()
+    assert jupyter_files.prepare({"JUPYTER_PASSWORD": "null"}, tmp_path, tmp_path / "run", print) == ()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_secret_is_in_one_file_that_only_this_user_reads(tmp_path):
     volume, folder = tmp_path / "volume", tmp_path / "run"
     volume.mkdir()
-    folder.mkdir(mode=0o755)
+    (folder / jupyter.CONFIG).parent.mkdir(parents=True)
     (folder / jupyter.CONFIG).write_text("older, and readable by all")
     umask = os.umask(0)
     try:
-        jupyter_files.prepare(VARIABLES, volume, folder)
+        jupyter_files.prepare(VARIABLES, volume, folder, print)
     finally:
         os.umask(umask)
     holding = [path for path in tmp_path.rglob("*") if path.is_file() and "hunter2" in path.read_text()]
     assert holding == [folder / jupyter.CONFIG]
     assert stat.S_IMODE(holding[0].stat().st_mode) == 0o600
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_without_the_volume_it_starts_in_the_home_and_says_so(tmp_path, capsys):
-    lab, _ = jupyter_files.prepare(VARIABLES | {"HOME": str(tmp_path)}, tmp_path / "volume", tmp_path / "run")
+def test_without_the_volume_it_starts_in_the_home_and_says_so(tmp_path):
+    said = []
+    variables = VARIABLES | {"HOME": str(tmp_path)}
+    lab, _ = jupyter_files.prepare(variables, tmp_path / "volume", tmp_path / "run", said.append)
     assert lab.folder == tmp_path
-    assert f"{tmp_path}/volume is not there" in capsys.readouterr().err
+    assert said == [f"{tmp_path}/volume is not there: JupyterLab shows {tmp_path}"]
     assert not (tmp_path / "volume").exists()  # a folder in its place would hide that the mount is missing
 
 
-def test_a_volume_that_takes_no_notebook_is_no_reason_to_stay_away(tmp_path, capsys):
+def test_a_volume_that_takes_no_notebook_is_no_reason_to_stay_away(tmp_path):
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / OPENING).mkdir()
-    assert len(jupyter_files.prepare(VARIABLES, volume, tmp_path / "run")) == 2
+    assert len(jupyter_files.prepare(VARIABLES, volume, tmp_path / "run", print)) == 2
     config = json.loads((tmp_path / "run" / jupyter.CONFIG).read_text())
     assert config["LabApp"]["default_url"] == "/lab"
 

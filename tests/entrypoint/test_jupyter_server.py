@@ -128,12 +128,15 @@ def run_in_kernel(pod, session, code, path="x.ipynb"):
     header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": "", "version": "5.3"}
     request = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
     channel.send(json.dumps(request | {"content": {"code": code, "silent": False}}))
-    said = ""
-    while (message := json.loads(channel.recv()))["header"]["msg_type"] != "execute_reply":
+    said, seen = "", set()
+    while not {"execute_reply", "idle"} <= seen:  # they come by two sockets
+        message = json.loads(channel.recv())
         if message["parent_header"].get("msg_id") == "1":
-            said += message["content"].get("text", "")
+            content = message["content"]
+            seen |= {message["header"]["msg_type"], content.get("execution_state")}
+            assert content.get("status", "ok") == "ok", content
+            said += content.get("text", "")
     channel.close()
-    assert message["content"]["status"] == "ok", message
     session.delete(f"{pod.url}/api/sessions/{answer['id']}", headers=xsrf(session))
     return said
 

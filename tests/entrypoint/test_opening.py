@@ -83,5 +83,5 @@ def test_every_run_has_a_row_and_a_curve_of_what_it_wrote(tmp_path, monkeypatch)
 
 
 def test_its_code_is_formatted_and_has_no_output():
-    notebook = json.loads((ROOT / "entrypoint" / "opening.ipynb").read_text())
+    notebook = json.loads((ROOT / "entrypoint" / "lab" / "opening.ipynb").read_text())
     assert not [cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")]
