@@ -55,13 +55,14 @@ clean: ## remove the environment and caches; runs in workspace/ stay
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built
 # with the locked setuptools; nothing else may be built, so no compiler is needed.
-$(STAMP): requirements/$(LOCK).txt requirements/dev.txt
+LOCKS := requirements/$(LOCK).txt requirements/image.txt requirements/dev.txt
+$(STAMP): $(LOCKS)
 	@echo "setting up $(VENV) from requirements/$(LOCK).txt (some minutes the first time)"
 	$(PYTHON) -m venv --clear $(VENV)
 	awk '/^[a-z]/ {first = /^(torch|setuptools)==/} first' requirements/$(LOCK).txt > $(VENV)/first.txt
 	$(PIP) --no-deps $(if $(filter cpu,$(LOCK)),--retries 1 --extra-index-url $(TORCH_CPU_INDEX)) -r $(VENV)/first.txt \
 	  || { echo "fix: torch's CPU wheel was not found; TORCH_CPU_INDEX=URL names an index or mirror that has it"; exit 1; }
-	$(PIP) --no-binary deepspeed --use-pep517 --no-build-isolation -r requirements/$(LOCK).txt -r requirements/dev.txt
+	$(PIP) --no-binary deepspeed --use-pep517 --no-build-isolation $(addprefix -r ,$(LOCKS))
 	touch $@
 
 # SkyPilot, dstack and others want other releases than the product: 700 MB of their own.

@@ -190,10 +190,16 @@ def logs(context: Context, run: str | None, follow: bool, lines: int, as_json: b
 
 @cli.command("status")
 @click.argument("run", required=False)
-@click.option("--json", "as_json", is_flag=True, help="for programs")
+@click.option("--all", "every", is_flag=True, help="every run of the volume, the newest first")
+@click.option("--json", "as_json", is_flag=True, help="for programs; with --all a list")
 @click.pass_obj
-def status_command(context: Context, run: str | None, as_json: bool) -> None:
+def status_command(context: Context, run: str | None, every: bool, as_json: bool) -> None:
     """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end. And the services."""
+    if every:
+        volume = volume_of(context, read_request(context.variables))
+        listed = [status.read_status(folder) for folder in status.all_runs(volume)]
+        click.echo(json.dumps(listed, indent=1) if as_json else "\n".join(map(status.to_text, listed)) or "no run yet")
+        return
     here = services.told_here()
     try:
         found = status.read_status(_find(context, run))

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import private_folder, shells, sshd, supervisor
-from entrypoint.errors import OWN_BUG, MachineError
+from entrypoint import jupyter_files, private_folder, shells, sshd, supervisor
+from entrypoint.errors import OWN_BUG, MachineError, SettingError
 from entrypoint.reasons import Setting
 from entrypoint.run_folder import RunFolder, read_json
 from entrypoint.service import Service
@@ -36,8 +36,13 @@ def wanted(variables: Mapping[str, str], volume: Path, folder: Path, say: Say) -
     if _MANAGED.exists():
         say("no ssh and no Jupyter of ours: the platform runs its own here")
         return ()
-    found = (sshd.service(variables, folder, say),)
-    return tuple(service for service in found if service is not None)
+    ssh = sshd.service(variables, folder, say)
+    try:
+        jupyter = jupyter_files.prepare(variables, volume, folder / "jupyter", say)
+    except SettingError as problem:
+        say(f"no JupyterLab: {problem}")
+        jupyter = ()
+    return (ssh, *jupyter) if ssh else jupyter
 
 
 def variables_of(environment: Mapping[str, str]) -> dict[str, str]:

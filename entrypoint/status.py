@@ -19,10 +19,16 @@ def find_run(volume: Path, name: str | None) -> RunFolder:
             return RunFolder(runs / name)
         there = ", ".join(sorted(path.parent.name for path in runs.glob("*/plan.json"))) or "none"
         raise SettingError(f"no run {name!r} in {runs}", fix=f"one of: {there}; TRAIN_VOLUME names the volume")
-    plans = sorted(runs.glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
-    if not plans:
+    found = all_runs(volume)
+    if not found:
         raise SettingError(f"no run in {runs}", fix="start one with `train`, or name the volume with TRAIN_VOLUME")
-    return RunFolder(plans[-1].parent)
+    return found[0]
+
+
+def all_runs(volume: Path) -> list[RunFolder]:
+    """Those that have been started, the one that was started last before the others."""
+    plans = sorted((volume / "runs").glob("*/plan.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [RunFolder(path.parent) for path in plans]
 
 
 def read_status(folder: RunFolder) -> dict[str, Any]:

@@ -23,5 +23,8 @@ python -m compileall -q --invalidation-mode checked-hash "$home"
 mkdir /workspace
 chmod 1777 /workspace
 
+# The name under which notebooks see this interpreter.
+python -m ipykernel install --prefix /opt/venv --display-name "Python 3.11 (/opt/venv)"
+
 pip check
 python "$context/image/deepspeed_ops.py" load

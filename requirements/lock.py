@@ -30,9 +30,10 @@ CUDA_ONLY = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 def main() -> None:
     before = all_locks()
     compile_lock("cuda.txt", "pyproject.toml")
-    compile_lock("dev.txt", "--group", "dev", "--constraint", str(HERE / "cuda.txt"))
     compile_lock("image.txt", "pyproject.toml", "--extra", "image", "--constraint", str(HERE / "cuda.txt"))
     keep_what_cuda_lacks("image.txt")
+    product = [word for name in ("cuda.txt", "image.txt") for word in ("--constraint", str(HERE / name))]
+    compile_lock("dev.txt", "--group", "dev", *product)
     with tempfile.NamedTemporaryFile("w", suffix=".in") as source:
         source.write(f"cuda-toolkit[{TOOLKIT}]=={version_of('cuda-toolkit')}\n")
         source.flush()

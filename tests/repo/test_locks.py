@@ -47,7 +47,7 @@ def test_the_versions_that_the_design_names_are_locked(package, version):
 
 
 def test_test_tools_do_not_pull_the_products_packages_apart():
-    product, tools = pins("cuda.txt"), pins("dev.txt")
+    product, tools = pins("cuda.txt") | pins("image.txt"), pins("dev.txt")
     assert all(tools[name] == product[name] for name in tools.keys() & product.keys())
 
 

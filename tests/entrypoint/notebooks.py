@@ -1,0 +1,125 @@
+"""A real JupyterLab and TensorBoard for the tests, started as the services say, on free ports of this machine."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import requests
+from runs import ROOT, wait_for
+
+from entrypoint import jupyter, jupyter_files
+
+PASSWORD = "a b$c*;x'\"%s#"  # what shells, configuration files and supervisor would each take apart
+# A line that somebody would have to look into.
+_COMPLAINT = re.compile(r"^\[[WEC] |\b(WARNING|ERROR|CRITICAL)\b|Traceback|Warning:", re.MULTILINE)
+
+# Of an IPv6 machine, which is so; and of jupyter-server's milliseconds, which tornado takes for seconds. Once a start.
+_KNOWN = re.compile("listening on all IP addresses|websocket_ping_timeout .* cannot be longer")
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return tuple(ports)
+
+
+class Pod:
+    """What `up` would start beside training. `prefix` goes before each command: another user's, for one."""
+
+    def __init__(self, folder: Path, *, prefix=(), ports=None, **variables: str) -> None:
+        self.volume, self.home = folder / "volume", folder / "home"
+        for each in (self.volume, self.home):
+            each.mkdir(exist_ok=True)
+        self.folder, self.log = folder / "private", folder / "log"
+        self.port, self.tensorboard_port = ports = ports or free_ports(2)
+        self.variables = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(self.home),
+            "LANG": "C.UTF-8",
+            "TRAIN_VOLUME": str(self.volume),
+            "JUPYTER_PASSWORD": PASSWORD,
+            **variables,
+        }
+        self.services = jupyter_files.prepare(self.variables, self.volume, self.folder, print, ports=ports)
+        self.configuration = json.loads((self.folder / jupyter.CONFIG).read_text())
+        self.prefix, self.processes = prefix, []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> "Pod":
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        with self.log.open("a") as log:
+            for service in self.services:
+                process = subprocess.Popen(
+                    [*self.prefix, *service.command],
+                    cwd=service.folder,
+                    env=self.variables | service.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                self.processes.append(process)
+        for address in (f"{self.url}/login", f"http://127.0.0.1:{self.tensorboard_port}/data/runs"):
+            wait_for(lambda address=address: self._answers(address), f"{address}\n{self.log.read_text()}", 90)
+
+    def _answers(self, address: str) -> bool:
+        assert [process.poll() for process in self.processes] == [None] * len(self.processes), self.log.read_text()
+        try:
+            return requests.get(address, timeout=5).ok
+        except requests.ConnectionError:
+            time.sleep(0.2)
+            return False
+
+    def _stop(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+
+    def complaints(self) -> list[str]:
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if _COMPLAINT.search(line) and not _KNOWN.search(line)]
+
+    def log_in(self, password=PASSWORD, host=None) -> tuple[int, requests.Session]:
+        """What the form answers, and the browser afterwards. `host`: as a proxy in between writes it."""
+        session = requests.Session()
+        session.headers.update({"Host": host} if host else {})
+        session.get(f"{self.url}/login")
+        form = {"password": password, "_xsrf": session.cookies["_xsrf"]}
+        return session.post(f"{self.url}/login", data=form, allow_redirects=False).status_code, session
+
+
+def roundhouse(pod: Pod, *words: str, **variables: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "entrypoint", *words],
+        cwd=ROOT,
+        env=pod.variables | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
