@@ -138,7 +138,8 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
     """
     agent = _agent(start, variables)
     try:
-        decision = agent.attempts(by_hand=by_hand) if _is_set_up(start, agent, variables) else _NOT_BEGUN
+        ready = _is_set_up(start, agent, variables, by_hand=by_hand)
+        decision = agent.attempts(by_hand=by_hand) if ready else _NOT_BEGUN
     except Problem as problem:
         decision = Decision(None, problem.exit_code, f"error: {problem}")
     document = {
@@ -158,10 +159,15 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
 _NOT_BEGUN = Decision(None, STOPPED, "stopped during TRAIN_SETUP; nothing was trained")
 
 
-def _is_set_up(start: Start, agent: "joint.JointAgent | _Agent", variables: Mapping[str, str]) -> bool:
+def _is_set_up(
+    start: Start, agent: "joint.JointAgent | _Agent", variables: Mapping[str, str], *, by_hand: bool
+) -> bool:
+    """Whether training may begin: TRAIN_SETUP has run, once for all attempts of this start."""
     command = start.plan.setup
     if command is None:
         return True
+    if not (by_hand or start.folder.node):  # nothing to get ready for, if no attempt will be made
+        History(start.folder, start.plan.restarts).refuse_more()
     environment = child_environment(start.plan, variables, start.folder, attempt=0)
     return set_up(command, environment, agent.launch, agent.stop)
 

@@ -1,6 +1,7 @@
 """TRAIN_SETUP: a command that gets this node ready, once per start and before the roll call."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ from entrypoint.run_folder import RunFolder, last_lines, note_json
 
 _POLL_SECONDS = 0.2
 _SAY_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def set_up(command: str, environment: Mapping[str, str], launch: Launch, stop: StopRequest) -> bool:
@@ -34,6 +37,7 @@ def set_up(command: str, environment: Mapping[str, str], launch: Launch, stop: S
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_parent,  # no thread of ours runs yet
             )
     except OSError as error:
         raise MachineError(
@@ -56,6 +60,10 @@ def set_up(command: str, environment: Mapping[str, str], launch: Launch, stop: S
         raise _failed(child.returncode, folder)
     launch.say(f"TRAIN_SETUP ended well after {time.monotonic() - began:.0f} s")
     return True
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _failed(code: int, folder: RunFolder) -> MachineError:

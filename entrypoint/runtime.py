@@ -47,7 +47,7 @@ class Runtime:
     def make(self) -> bool:
         """Whether the folder is there, and ours alone to write."""
         try:
-            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = os.lstat(self.folder)
         except OSError:
             return False
@@ -91,4 +91,4 @@ def runtime_of(variables: Mapping[str, str]) -> Runtime:
     user = os.geteuid()
     if user == 0 and _BUILD.exists() and os.access(_OF_ROOT.parent, os.W_OK):
         return Runtime(_OF_ROOT)
-    return Runtime(Path(variables.get("TMPDIR") or "/tmp") / f"roundhouse-{user}-run")
+    return Runtime(Path(f"/tmp/roundhouse-{user}/run"))
