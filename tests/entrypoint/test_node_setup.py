@@ -106,3 +106,21 @@ def test_the_plan_shows_it_without_its_password(tmp_path):
     assert "git+https://***@git.example/x.git (once, before the first attempt)" in answer.stdout
     assert "hunter2" not in answer.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_other_nodes_are_told_why_one_does_not_come(tmp_path):
+    breaks = 'case "$(readlink /proc/$$/fd/1)" in *setup-n1.log) echo no licence here; exit 4;; esac'
+    answer = runs.subprocess.run(
+        [runs.sys.executable, "-m", "entrypoint", "local", "--nodes", "2", str(runs.write_script(tmp_path))],
+        cwd=runs.ROOT,
+        env=runs.environment(tmp_path, TRAIN_SETUP=breaks, TRAIN_WAIT="12"),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "node 1 | error: TRAIN_SETUP ended with exit code 4 on node 1" in answer.stdout
+    assert "node 1 | [setup-n1] no licence here" in answer.stdout
+    told = [line for line in answer.stdout.splitlines() if line.startswith("node 0 |") and "missing: node 1" in line]
+    assert told, answer.stdout
+    assert "it has ended: TRAIN_SETUP ended with exit code 4 on node 1" in told[0]
+    assert answer.returncode in (68, 69)
