@@ -5,6 +5,8 @@
 for roundhouse in /run/roundhouse "/tmp/roundhouse-${UID:-$(id -u)}/run"; do
   if [ -O "$roundhouse" ] && [ -O "$roundhouse/environment.sh" ]; then
     . "$roundhouse/environment.sh"
+    # What a failed run, or a machine that was to be stopped, has to say to whoever comes in.
+    case $- in *i*) [ ! -s "$roundhouse/banner" ] || cat "$roundhouse/banner" ;; esac
     break
   fi
 done

@@ -27,7 +27,7 @@ class Container:
     """`up` as a container runs it, with a run that has finished or a setting that is wrong: nothing is trained."""
 
     def __init__(self, folder, **variables) -> None:
-        self.folder, self.run, self.runtime = folder, folder / "runs" / "own", Runtime(folder / "runtime")
+        self.folder, self.run, self.runtime = folder, folder / "runs" / "own", Runtime((folder / "runtime",))
         script = runs.write_script(folder)
         if "TRAIN_NODES" not in variables:
             self.run.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def conclude(tmp_path, monkeypatch):
     """Run it to its end; after `seconds` a SIGTERM comes."""
     monkeypatch.setattr(afterwards, "SAY_SECONDS", 0.3)
     monkeypatch.setattr(afterwards, "_LOOK_SECONDS", 0.05)
-    folder, runtime = RunFolder(tmp_path / "runs" / "own"), Runtime(tmp_path / "runtime")
+    folder, runtime = RunFolder(tmp_path / "runs" / "own"), Runtime((tmp_path / "runtime",))
     folder.path.mkdir(parents=True)
 
     def run(ending, code, *, seconds, variables=None, may_stay=True, text=None, meanwhile=lambda runtime: None):

@@ -20,7 +20,7 @@ LONG_AGO = 10000.0
 @pytest.fixture
 def container(tmp_path):
     """Files as a launcher leaves them. Ages in seconds; None: no such file."""
-    run, runtime = tmp_path / "runs" / "own", Runtime(tmp_path / "runtime")
+    run, runtime = tmp_path / "runs" / "own", Runtime((tmp_path / "runtime",))
 
     def make(state, *, attempts=(), step_age=None, bound=None, saved_age=None):
         (run / "checkpoints" / "step-5.partial").mkdir(parents=True)
