@@ -99,5 +99,7 @@ ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt
 WORKDIR /workspace
 # ssh where a key is given, JupyterLab where a password is; nothing listens otherwise.
 EXPOSE 22 8888
+# Unhealthy where a training makes no step any more, or has failed and the container stays.
+HEALTHCHECK --interval=30s --timeout=20s --start-period=60s --retries=3 CMD ["roundhouse", "health"]
 ENTRYPOINT ["tini", "-g", "--", "roundhouse"]
 CMD ["up"]

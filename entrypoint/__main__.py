@@ -12,20 +12,33 @@ from typing import NoReturn
 import click
 
 from entrypoint import doctor as doctors
-from entrypoint import launch, render, render_files, report, running, services, session, status, version, viewer
+from entrypoint import (
+    health,
+    hooks,
+    launch,
+    render,
+    render_files,
+    report,
+    running,
+    services,
+    session,
+    status,
+    version,
+    viewer,
+)
 from entrypoint.devices import visible_gpus
 from entrypoint.eject import eject as copy_recipe
-from entrypoint.environment import read_environment
-from entrypoint.errors import OWN_BUG, Problem, SettingError
+from entrypoint.errors import OWN_BUG, STOPPED, Problem, SettingError
 from entrypoint.local import Nodes
 from entrypoint.local import run as run_local
+from entrypoint.masks import mask_text, secrets_of
 from entrypoint.namespaces import Namespaces
 from entrypoint.prepare import (
     Context,
     diagnose,
     diagnose_alone,
+    first_look,
     make_draft,
-    mount,
     say,
     settings_so_far,
     tried,
@@ -35,8 +48,6 @@ from entrypoint.probe import probe
 from entrypoint.request import edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
-from entrypoint.stay import reason_to_stay
-from entrypoint.volume import choose_volume
 
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
@@ -84,14 +95,14 @@ def train(context: Context, words: tuple[str, ...]) -> None:
     plan, draft = make_draft(context, words, may_wait=True)
     if plan.process_rank is not None:
         if not plan.process_rank:  # of many processes, one tells
-            click.echo(report.to_text(plan, draft.facts))
+            click.echo(report.to_text(plan, draft.facts, context.variables))
         launch.become(plan, context.variables)
     plan = launch.numbered(plan, draft, say=say)
     in_session = _on_terminal()
     if in_session:
         plan = replace(plan, session="tmux, where there is one; it goes on when this terminal is closed")
     plan = tried(context, plan, draft.facts)
-    click.echo(report.to_text(plan, draft.facts))
+    click.echo(report.to_text(plan, draft.facts, context.variables))
     launch.check_plan(plan)
     sys.exit(running.train_in_session(context, plan, draft) if in_session else running.train_here(context, plan, draft))
 
@@ -130,31 +141,53 @@ def local(context: Context, nodes: int, processes: int, namespaces: bool, words:
 @click.pass_obj
 def up(context: Context) -> None:
     """What the image runs: training where TRAIN_SCRIPT is set, else what this is and how to start."""
-    request, environment = read_request(context.variables), read_environment(context.variables)
-    volume = context.base / choose_volume(request.volume, context.variables)[0]
-    if not request.script:
-        click.echo(_WHAT_THIS_IS)
-    mount(context, request, environment, volume, now=True)  # before a service has its folder there
-    why = reason_to_stay(environment.provider, context.variables)
-    if not request.script and not why:
-        return
-    with services.beside(
-        context.variables,
-        volume,
-        lambda: settings_so_far(context),
-        say,
-        always=version.BUILD.exists() and running.is_main_process(),
-    ) as side:
-        if not request.script:
+    sys.exit(_up(context))
+
+
+def _up(context: Context) -> int:
+    """Hooks, services, and in their midst the training. What keeps it from beginning does not end the services."""
+    try:
+        hooks.before_services(context.variables, say)
+        volume, why, wrong = first_look(context)
+        if wrong is None and not why and not read_request(context.variables).script:
+            click.echo(_WHAT_THIS_IS)
+            return 0
+        with services.beside(
+            context.variables,
+            volume,
+            lambda: settings_so_far(context),
+            say,
+            always=version.BUILD.exists() and running.is_main_process(),
+        ) as side:
+            return _among_services(context, volume, why, wrong, side)
+    except hooks.Stopped:
+        return STOPPED
+
+
+def _among_services(
+    context: Context, volume: Path, why: str | None, wrong: Problem | None, side: services.Beside
+) -> int:
+    try:
+        if wrong is not None:
+            raise wrong
+        hooks.after_services(context.variables, volume, say)
+        if not read_request(context.variables).script:
+            click.echo(_WHAT_THIS_IS)
             running.stay(why or "", side)
-        plan, draft = make_draft(context, (), may_wait=True)
+        plan, draft = make_draft(context, (), may_wait=True, is_up=True)
         plan = launch.numbered(plan, draft, say=say)
         plan = replace(plan, session=f"tmux session {session.OFFERED!r}, where there is tmux; `attach` shows it")
         plan = tried(context, plan, draft.facts)
-        click.echo(report.to_text(plan, draft.facts))
+        click.echo(report.to_text(plan, draft.facts, context.variables))
         launch.check_plan(plan)
-        code = running.train_beside(context, plan, draft, side)
-    sys.exit(code)
+        return running.train_beside(context, plan, draft, side)
+    except Problem as problem:
+        return running.refused(context, problem, side)
+    except hooks.Stopped:
+        raise
+    except Exception:  # where a container that has ended is started again, it would fail for ever
+        traceback.print_exc()
+        return running.refused(context, Problem("this is a bug of ours", fix="please report the lines above"), side)
 
 
 def _on_terminal() -> bool:
@@ -194,7 +227,10 @@ def logs(context: Context, run: str | None, follow: bool, lines: int, as_json: b
 @click.option("--json", "as_json", is_flag=True, help="for programs; with --all a list")
 @click.pass_obj
 def status_command(context: Context, run: str | None, every: bool, as_json: bool) -> None:
-    """Say how a run is: state, step, loss, attempt, exit code; from its files, also after its end. And the services."""
+    """Say how a run is: state, step, loss, attempt, exit code; its files tell it after its end too.
+
+    Then the services. The run's exit code is this command's.
+    """
     if every:
         volume = volume_of(context, read_request(context.variables))
         listed = [status.read_status(folder) for folder in status.all_runs(volume)]
@@ -209,11 +245,20 @@ def status_command(context: Context, run: str | None, every: bool, as_json: bool
         found = {"run": None}
     found["services"] = here or found.get("services", [])
     click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
+    sys.exit(status.exit_code(found))
 
 
 def _find(context: Context, run: str | None) -> RunFolder:
     request = read_request(context.variables)
     return status.find_run(volume_of(context, request), run or request.run)
+
+
+@cli.command("health", hidden=True, context_settings=_PASS_ON)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.pass_obj
+def health_command(context: Context, words: tuple[str, ...]) -> None:
+    """What the image's HEALTHCHECK asks: 0, or 1 where no step is made any more or the run has failed."""
+    sys.exit(health.main(words, context.variables))
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -223,8 +268,11 @@ def _find(context: Context, run: str | None) -> RunFolder:
 def plan(context: Context, as_json: bool, words: tuple[str, ...]) -> None:
     """Print what would be done, with the reasons; change nothing."""
     as_json = as_json or words[-1:] == ("--json",)
-    made, draft = make_draft(context, words[:-1] if words[-1:] == ("--json",) else words, may_wait=False)
-    click.echo(report.to_json(made) if as_json else report.to_text(made, draft.facts))
+    words = words[:-1] if words[-1:] == ("--json",) else words
+    made, draft = make_draft(context, words, may_wait=False, is_up=not words)
+    click.echo(
+        report.to_json(made, context.variables) if as_json else report.to_text(made, draft.facts, context.variables)
+    )
 
 
 @cli.command(context_settings=_PASS_ON)
@@ -307,7 +355,7 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except Problem as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print(mask_text(f"error: {problem}", secrets_of(os.environ)), file=sys.stderr)
         sys.exit(problem.exit_code)
     except Exception:
         traceback.print_exc()

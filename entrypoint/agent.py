@@ -27,15 +27,17 @@ class Refused(Problem):
 
 
 class Agent:
-    """A child that has begun. `finished`: there was nothing to do, and why."""
+    """A child that has begun. `finished`: there was nothing to do, and why; `asked`: a signal was passed on."""
 
     def __init__(self, pid: int) -> None:
         self.finished: str | None = None
+        self.asked = False
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)  # a pid may be another process's by the time a signal is passed on
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """A signal handler: the agent is in another session than we are, so no signal to our group reaches it."""
+        self.asked = True
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 

@@ -20,12 +20,12 @@ from entrypoint.diagnosis import Trial
 from entrypoint.errors import OWN_BUG, STOPPED
 from entrypoint.failure import Ended, describe, first_to_fail, read_ended, sentence, timed_out
 from entrypoint.launchers import Launcher
-from entrypoint.liveness import Liveness
+from entrypoint.liveness import HANG_SECONDS, Liveness
 from entrypoint.nccl_log import compare, parse_nccl_log
 from entrypoint.network import Network
 from entrypoint.reasons import Finding
 from entrypoint.restarts import Outcome
-from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json
+from entrypoint.run_folder import RunFolder, last_lines, note_json, read_json, write_json
 from entrypoint.tally import KILLED, Report
 from entrypoint.traces import explain_folder, hung_at_first_collective
 
@@ -168,6 +168,7 @@ class _Watch:
         self._ended_at: float | None = None
         self._looked_at = 0.0
         self._told_failing = self._audited = False
+        self._told_bound = HANG_SECONDS
         self._began_at = time.monotonic()
 
     def to_the_end(self) -> str | None:
@@ -199,6 +200,15 @@ class _Watch:
         with contextlib.suppress(FileNotFoundError):
             stamp = self._launch.folder.step.stat().st_mtime
             self.liveness.see(self._launch.folder.current_step(), stamp)
+            self._tell_bound()
+
+    def _tell_bound(self) -> None:
+        """For the container's health check, which has not seen the steps."""
+        bound = self.liveness.bound
+        if abs(bound - self._told_bound) > 0.1 * self._told_bound:
+            self._told_bound = bound
+            with contextlib.suppress(OSError):
+                write_json(self._launch.folder.of_node("liveness.json"), {"bound_seconds": round(bound, 1)})
 
     def audit(self) -> None:
         """Once, when NCCL has certainly said which way it sends: warn if it is not the planned one."""

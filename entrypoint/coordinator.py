@@ -34,8 +34,11 @@ _LEAVE_SECONDS = 5.0
 class Book(Protocol):
     """What node 0 keeps on the volume. Called in a thread; any of them may raise a Problem."""
 
-    def look(self) -> None:
-        """Raises where the volume tells that this node must not go on; called every second of a roll call."""
+    def look(self) -> Mapping[int, str]:
+        """What the volume tells of nodes that have ended already; called every second of a roll call.
+
+        Raises where this node must not go on.
+        """
 
     def begin(self) -> int: ...
 
@@ -95,6 +98,7 @@ class Coordinator:
         self._settled_at = 0.0
         self._measured_with: frozenset[str] = frozenset()
         self._warned: set[str] = set()
+        self._told: Mapping[int, str] = {}  # on the volume, by nodes that are not here
 
     async def open(self) -> None:
         """MachineError where the port is taken."""
@@ -135,7 +139,7 @@ class Coordinator:
             self._refuse_claims(now)
             if now - looked >= 1.0:
                 looked = now
-                await asyncio.to_thread(self._book.look)
+                self._told = await asyncio.to_thread(self._book.look)
             if complete and now >= self._not_before:
                 return
             late = now - began >= self._seat.wait_seconds
@@ -158,10 +162,14 @@ class Coordinator:
         return {rank: guest for rank, guest in self._guests.items() if guest.statement is not None}
 
     def _absent(self, now: float) -> dict[int, Absent]:
-        notes = self._reception.notes | {
-            rank: "it is here, and still ends its last attempt" if guest.measured else "it is here, and gets ready"
-            for rank, guest in self._guests.items()
-        }
+        notes = (
+            dict(self._told)
+            | self._reception.notes
+            | {
+                rank: "it is here, and still ends its last attempt" if guest.measured else "it is here, and gets ready"
+                for rank, guest in self._guests.items()
+            }
+        )
         return {
             rank: Absent(
                 address=self._seat.peers[rank] if rank < len(self._seat.peers) else None,

@@ -25,6 +25,7 @@ from entrypoint.values import is_loopback
 
 _WORD_SECONDS = 5.0  # from a request to stop to leaving alone, where node 0 is not reached
 _BEFORE_TRAINING = tuple(each.exit_code for each in (SettingError, MachineError, NodesError, StuckError))
+_BEFORE_SECONDS = 60.0
 _SEATED_SECONDS = 60.0  # more than node 0 gives the slowest node
 
 
@@ -57,11 +58,31 @@ class RunBook:
             return decision
         return replace(decision, text=f"starting again in {decision.delay:.0f} s ({self._history.counted()})")
 
-    def look(self) -> None:
-        """A second node 0 left its name."""
+    def look(self) -> Mapping[int, str]:
+        """Raises where a second node 0 left its name; tells of nodes that this start will not see (TRAIN_SETUP)."""
         if (rival := read_json(self._folder.rival)) is not None:
             self._folder.rival.unlink(missing_ok=True)
             raise two_primaries(str(rival.get("host")))
+        return {rank: text for rank, path in self._ends() if (text := self._last_words(path))}
+
+    def _ends(self) -> list[tuple[int, Path]]:
+        """exit-n3.json and others; a node takes its own away when it starts again."""
+        paths = self._folder.path.glob("exit-n*.json")
+        return [(int(path.stem[6:]), path) for path in paths if path.stem[6:].isdigit()]
+
+    def _last_words(self, path: Path) -> str | None:
+        """The first line of how a node ended before its training began, if it is of this start."""
+        told: dict[str, Any] = read_json(path) or {}
+        if told.get("exit_code") not in _BEFORE_TRAINING or not self._is_of_this_start(path):
+            return None
+        return f"it has ended: {str(told.get('text')).splitlines()[0].removeprefix('error: ')}"
+
+    def _is_of_this_start(self, path: Path) -> bool:
+        """By the volume's own clock; another node may have begun a little earlier than node 0."""
+        try:
+            return path.stat().st_mtime > self._folder.of_node("plan.json").stat().st_mtime - _BEFORE_SECONDS
+        except OSError:
+            return False
 
 
 def two_primaries(other: str) -> NodesError:
@@ -169,7 +190,7 @@ class JointAgent:
         environment: Callable[[Plan, int], Mapping[str, str]],
         seat: Seat,
     ) -> None:
-        self._draft, self._launch, self._stop = draft, launch, stop
+        self._draft, self.launch, self.stop = draft, launch, stop
         self._environment, self._seat = environment, seat
         self._folder = launch.folder
         self.number = 0
@@ -182,11 +203,11 @@ class JointAgent:
             self._seat,
             lambda: statement.state(plan, self._draft.facts, host=self._seat.host),
             statement.doors(plan, self._draft.facts, self._draft.environment.interface_hint),
-            self._launch.say,
+            self.launch.say,
             book=None if self._folder.node else RunBook(self._folder, plan.restarts, by_hand=by_hand),
             ended_elsewhere=self._ended_elsewhere,
         )
-        hearing = _Hearing(meeting, self._stop)
+        hearing = _Hearing(meeting, self.stop)
         try:
             return self._follow(meeting, hearing)
         finally:
@@ -195,7 +216,7 @@ class JointAgent:
     def _follow(self, meeting: Meeting, hearing: _Hearing) -> Decision:
         while True:
             event = hearing.over or meeting.next(0.2)
-            self._launch.beat()
+            self.launch.beat()
             hearing.pass_on_stop()
             if isinstance(event, member.Over):
                 return self._end(event)
@@ -208,10 +229,10 @@ class JointAgent:
 
     def _is_forgotten(self, meeting: Meeting) -> bool:
         """Asked to stop, and node 0 says nothing: it is not reached, or not even after all nodes had time to save."""
-        if self._stop.asked_at is None:
+        if self.stop.asked_at is None:
             return False
-        waited = time.monotonic() - max(self._stop.asked_at, self._ended_at)
-        return waited >= (self._launch.grace_seconds + _SEATED_SECONDS if meeting.is_seated else _WORD_SECONDS)
+        waited = time.monotonic() - max(self.stop.asked_at, self._ended_at)
+        return waited >= (self.launch.grace_seconds + _SEATED_SECONDS if meeting.is_seated else _WORD_SECONDS)
 
     def _attempt(self, start: member.Start, meeting: Meeting, hearing: _Hearing) -> None:
         self.number = start.attempt
@@ -227,9 +248,9 @@ class JointAgent:
             return
         self._say_network(plan, start)
         if start.trial:
-            self._launch.say(start.trial.text)
-        launch = replace(self._launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
-        ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self._stop)
+            self.launch.say(start.trial.text)
+        launch = replace(self.launch, launcher=plan.launcher, others=hearing, network=plan.network, trial=start.trial)
+        ended = run_attempt(launch, start.attempt, dict(self._environment(plan, start.attempt)), self.stop)
         self._ended_at = time.monotonic()
         meeting.tell("ended", attempt=start.attempt, **ended.to_message())
         meeting.ready()
@@ -243,7 +264,7 @@ class JointAgent:
         try:
             self._folder.logs.mkdir(parents=True, exist_ok=True)
             self._folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            write_text(self._folder.of_node("plan.json"), report.to_json(plan) + "\n")
+            write_text(self._folder.of_node("plan.json"), report.to_json(plan, self._draft.variables) + "\n")
         except OSError as error:
             raise MachineError(
                 f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
@@ -251,8 +272,8 @@ class JointAgent:
 
     def _say_network(self, plan: Plan, start: member.Start) -> None:
         for one in start.measured:
-            self._launch.say(f"measured {one.interface}: {one.text}")
-        self._launch.say(
+            self.launch.say(f"measured {one.interface}: {one.text}")
+        self.launch.say(
             f"all {self._seat.nodes} nodes are here: attempt {start.attempt} over "
             f"{','.join(plan.network.interfaces) or 'the interface that was given'}"
         )

@@ -14,6 +14,8 @@ from entrypoint.attempt import Launch, StopRequest, run_attempt
 from entrypoint.environment import stale_variables
 from entrypoint.errors import STOPPED, MachineError, Problem, SettingError
 from entrypoint.history import History
+from entrypoint.masks import mask_words, secrets_of
+from entrypoint.node_setup import set_up
 from entrypoint.plan import Draft, Plan, Settled
 from entrypoint.reception import can_listen
 from entrypoint.restarts import Decision
@@ -36,8 +38,9 @@ class Start:
 
     @property
     def wanted(self) -> list[str]:
+        """What is trained, as it is remembered: without secrets."""
         recipe = self.plan.recipe
-        return [*recipe.target, *recipe.arguments] if recipe else []
+        return mask_words([*recipe.target, *recipe.arguments], secrets_of(self.draft.variables)) if recipe else []
 
 
 def folder_of(plan: Plan) -> RunFolder:
@@ -87,8 +90,9 @@ def open_run(plan: Plan, draft: Draft, say: Callable[[str], None]) -> Start:
             if lock:  # or the next start, in another container, would wait for its heartbeat
                 lock.release()
             return Start(plan, draft, folder, None, finished=why)
-    _make_folders(plan, folder)
-    folder.of_node("exit.json").unlink(missing_ok=True)
+    _make_folders(plan, folder, draft.variables)
+    for name in ("exit.json", "liveness.json"):
+        folder.of_node(name).unlink(missing_ok=True)
     return start
 
 
@@ -113,14 +117,14 @@ def _free_endpoint(plan: Plan, draft: Draft, folder: RunFolder) -> str:
     return seat.endpoint if can_listen(seat.address, seat.port) else ""
 
 
-def _make_folders(plan: Plan, folder: RunFolder) -> None:
+def _make_folders(plan: Plan, folder: RunFolder, variables: Mapping[str, str]) -> None:
     """The run's folders and plan.json; a stop file of an earlier start is taken away."""
     try:
         for path in (folder.path, folder.checkpoints, folder.logs):
             path.mkdir(parents=True, exist_ok=True)
         if not folder.node:
             folder.stop.unlink(missing_ok=True)
-        write_text(folder.of_node("plan.json"), report.to_json(plan) + "\n")
+        write_text(folder.of_node("plan.json"), report.to_json(plan, variables) + "\n")
     except OSError as error:
         raise MachineError(
             f"{error.filename}: {error.strerror}", fix="TRAIN_VOLUME must name a folder that this user may write"
@@ -134,7 +138,8 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
     """
     agent = _agent(start, variables)
     try:
-        decision = agent.attempts(by_hand=by_hand)
+        ready = _is_set_up(start, agent, variables, by_hand=by_hand)
+        decision = agent.attempts(by_hand=by_hand) if ready else _NOT_BEGUN
     except Problem as problem:
         decision = Decision(None, problem.exit_code, f"error: {problem}")
     document = {
@@ -149,6 +154,22 @@ def train(start: Start, variables: Mapping[str, str], *, by_hand: bool = False) 
     if start.lock:
         start.lock.release()
     return decision.exit_code
+
+
+_NOT_BEGUN = Decision(None, STOPPED, "stopped during TRAIN_SETUP; nothing was trained")
+
+
+def _is_set_up(
+    start: Start, agent: "joint.JointAgent | _Agent", variables: Mapping[str, str], *, by_hand: bool
+) -> bool:
+    """Whether training may begin: TRAIN_SETUP has run, once for all attempts of this start."""
+    command = start.plan.setup
+    if command is None:
+        return True
+    if not (by_hand or start.folder.node):  # nothing to get ready for, if no attempt will be made
+        History(start.folder, start.plan.restarts).refuse_more()
+    environment = child_environment(start.plan, variables, start.folder, attempt=0)
+    return set_up(command, environment, agent.launch, agent.stop)
 
 
 def _agent(start: Start, variables: Mapping[str, str]) -> "joint.JointAgent | _Agent":
@@ -186,7 +207,7 @@ def become(plan: Plan, variables: Mapping[str, str]) -> None:
     """One process of many that somebody else started: be the script."""
     check_plan(plan)
     folder = folder_of(plan)
-    _make_folders(plan, folder)
+    _make_folders(plan, folder, variables)
     environment = child_environment(plan, variables, folder, attempt=0)
     python = plan.recipe is None or plan.recipe.interpreter is None
     command = [sys.executable, *plan.command[1:]] if python else list(plan.command)
@@ -221,7 +242,7 @@ class _Agent:
     def __init__(
         self, plan: Plan, launch: Launch, stop: StopRequest, environment: Callable[[Plan, int], dict[str, str]]
     ) -> None:
-        self._plan, self._launch, self._stop, self._environment = plan, launch, stop, environment
+        self._plan, self.launch, self.stop, self._environment = plan, launch, stop, environment
         self._history = History(launch.folder, plan.restarts)
 
     @property
@@ -234,13 +255,13 @@ class _Agent:
         while True:
             number = self._history.begin(anew=by_hand)
             by_hand = False
-            launch = replace(self._launch, trial=self._history.trial)
-            outcome = run_attempt(launch, number, self._environment_of(number), self._stop).outcome
+            launch = replace(self.launch, trial=self._history.trial)
+            outcome = run_attempt(launch, number, self._environment_of(number), self.stop).outcome
             decision = self._history.end(outcome)
             if decision.delay is None:
                 return decision
             counted = self._history.counted()
-            self._launch.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({counted})")
+            self.launch.say(f"{outcome.text}; starting again in {decision.delay:.0f} s ({counted})")
             if not self._wait(decision.delay):
                 return Decision(None, STOPPED, "stopped between two attempts; start it again to go on")
 
@@ -249,15 +270,15 @@ class _Agent:
         trial = self._history.trial
         if trial is None:
             return self._environment(self._plan, number)
-        self._launch.say(trial.text)
+        self.launch.say(trial.text)
         return self._environment(self._plan, number) | {one.name: one.value for one in trial.settings}
 
     def _wait(self, seconds: float) -> bool:
         """False: a request to stop came meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self._launch.beat()
-            if self._stop.look():
+            self.launch.beat()
+            if self.stop.look():
                 return False
             time.sleep(0.2)
         return True

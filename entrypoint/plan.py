@@ -9,6 +9,7 @@ from entrypoint.check_limits import cores, threads
 from entrypoint.checks import check
 from entrypoint.cluster import Cluster, make_cluster
 from entrypoint.devices import visible_gpus
+from entrypoint.ending import Ending, choose_ending
 from entrypoint.environment import Environment
 from entrypoint.errors import MachineError
 from entrypoint.facts import Facts
@@ -65,6 +66,8 @@ class Plan:
     launcher: Launcher | None  # None: nothing is launched
     directories: Directories
     session: str
+    setup: str | None  # a command, before the first attempt
+    ending: Ending
     findings: tuple[Finding, ...]
     grace_seconds: int
     restarts: int
@@ -84,6 +87,7 @@ class Draft:
     variables: Mapping[str, str] = field(repr=False)
     base: Path
     in_image: bool = False
+    is_up: bool = False  # the container's own start, whose end is the container's
 
     def plan(self, settled: Settled = Settled()) -> Plan:
         """See `make_plan`."""
@@ -95,6 +99,7 @@ class Draft:
             variables=self.variables,
             base=self.base,
             in_image=self.in_image,
+            is_up=self.is_up,
             settled=settled,
         )
 
@@ -108,6 +113,7 @@ def make_plan(
     variables: Mapping[str, str],
     base: Path,
     in_image: bool = False,
+    is_up: bool = False,
     settled: Settled = Settled(),
 ) -> Plan:
     """The plan; SettingError or MachineError where there can be none.
@@ -131,6 +137,9 @@ def make_plan(
         measured=settled.measured,
     )
     is_process = environment.rank is not None
+    ending = choose_ending(
+        request, environment.provider, facts.volume, variables, is_up=is_up, has_launcher=not is_process
+    )
     directories = _directories(request, facts, recipe, cluster, base, variables, in_image=in_image)
     settings = network.settings + _threads(cluster, facts, variables) + _accelerator(facts, variables, gpus=gpus)
     settings += cache_settings(directories.volume, facts, variables, in_image=in_image)
@@ -150,9 +159,12 @@ def make_plan(
         launcher=launcher,
         directories=directories,
         session="foreground",
+        setup=None if is_process or recipe is None else request.setup,
+        ending=ending,
         findings=network.findings
         + _said_otherwise(environment, cluster)
-        + _without_effect(request)
+        + (ending.findings if recipe is not None else ())
+        + _setup_of_nobody(request, environment)
         + _to_be_made(request, facts)
         + findings_of(all_checks(told, facts, request, variables, directories.volume, is_process=is_process)),
         grace_seconds=request.grace_seconds,
@@ -252,11 +264,12 @@ def _said_otherwise(environment: Environment, cluster: Cluster) -> tuple[Finding
     )
 
 
-def _without_effect(request: Request) -> tuple[Finding, ...]:
-    return tuple(
-        Finding("warn", f"{name} is set, and has no effect in this version", f"unset {name}")
-        for name in request.without_effect
-    )
+def _setup_of_nobody(request: Request, environment: Environment) -> tuple[Finding, ...]:
+    """One process of many cannot know which of its node comes first."""
+    if request.setup is None or environment.rank is None:
+        return ()
+    text = "TRAIN_SETUP is not run: somebody else has started this process, and there is no launcher"
+    return (Finding("warn", text, "run it where the processes are started"),)
 
 
 def _to_be_made(request: Request, facts: Facts) -> tuple[Finding, ...]:

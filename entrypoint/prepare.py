@@ -12,8 +12,9 @@ from entrypoint import scripts, version
 from entrypoint.checkpoint_size import checkpoint_bytes
 from entrypoint.checks import check
 from entrypoint.cluster import make_cluster
+from entrypoint.ending import Ending, choose_ending
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import MachineError, NodesError, Problem
+from entrypoint.errors import MachineError, NodesError, Problem, SettingError
 from entrypoint.examine import examine
 from entrypoint.facts import Facts
 from entrypoint.mount import parse_mount, refuse_unshared
@@ -23,9 +24,12 @@ from entrypoint.plan import Draft, Plan, all_checks
 from entrypoint.preflight import preflight
 from entrypoint.probe import probe
 from entrypoint.probe_machine import DIRECTORY_SECONDS, answer_within
+from entrypoint.providers import recognised
+from entrypoint.readers import Variables
 from entrypoint.reasons import Check, Setting, findings_of
 from entrypoint.recipes import Recipe, choose_recipe, refuse_wrong_options, split_arguments
 from entrypoint.request import Request, read_request
+from entrypoint.stay import reason_to_stay
 from entrypoint.values import clean
 from entrypoint.volume import DEFAULT_VOLUME, choose_volume
 
@@ -38,8 +42,10 @@ class Context:
     base: Path
 
 
-def make_draft(context: Context, words: tuple[str, ...], *, may_wait: bool) -> tuple[Plan, Draft]:
+def make_draft(context: Context, words: tuple[str, ...], *, may_wait: bool, is_up: bool = False) -> tuple[Plan, Draft]:
     """The plan, and what it was made from. `may_wait`: for names that do not resolve yet, and to mount the volume.
+
+    `is_up`: for the container's own start.
 
     Raises:
         SettingError, MachineError, NodesError: there can be no plan.
@@ -62,7 +68,16 @@ def make_draft(context: Context, words: tuple[str, ...], *, may_wait: bool) -> t
         nccl_conf_file=context.variables.get("NCCL_CONF_FILE"),
     )
     facts = _look(look, environment, wait_seconds)
-    draft = Draft(environment, facts, request, recipe, context.variables, context.base, in_image=version.BUILD.exists())
+    draft = Draft(
+        environment,
+        facts,
+        request,
+        recipe,
+        context.variables,
+        context.base,
+        in_image=version.BUILD.exists(),
+        is_up=is_up,
+    )
     made = draft.plan()
     if recipe is not None:
         refuse_wrong_options(recipe, made.cluster.world_size)
@@ -116,6 +131,38 @@ def volume_of(context: Context, request: Request) -> Path:
     path, _ = choose_volume(request.volume, context.variables)
     here = path == DEFAULT_VOLUME and not path.is_dir()
     return context.base / ("workspace" if here else path)
+
+
+def first_look(context: Context) -> tuple[Path, str | None, Problem | None]:
+    """For the container's own start: its volume, mounted; why it stays without training; and what is wrong already.
+
+    What is wrong is raised later: services come first, so that somebody can come in and see.
+    """
+    volume = volume_of(context, Request())
+    try:
+        request, environment = read_request(context.variables), read_environment(context.variables)
+        volume = context.base / choose_volume(request.volume, context.variables)[0]
+        mount(context, request, environment, volume, now=True)
+    except Problem as problem:
+        return volume, None, problem
+    return volume, reason_to_stay(environment.provider, context.variables), None
+
+
+def ending_alone(context: Context) -> Ending:
+    """What follows where there could be no plan: from what can be read still."""
+    try:
+        request = read_request(context.variables)
+    except SettingError:
+        request = Request()
+    try:
+        provider = read_environment(context.variables).provider
+    except SettingError:
+        provider = next(recognised(Variables.cleaned(context.variables, Path("/")))).name
+    volume = probe(volume_of(context, request)).volume
+    try:
+        return choose_ending(request, provider, volume, context.variables, is_up=True)
+    except SettingError:
+        return choose_ending(Request(), provider, volume, context.variables, is_up=True)
 
 
 def tried(context: Context, plan: Plan, facts: Facts) -> Plan:

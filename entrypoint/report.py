@@ -2,12 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from entrypoint.ending import sentences
 from entrypoint.facts import Facts
+from entrypoint.masks import mask, mask_text, mask_words, secrets_of
 from entrypoint.plan import Plan
 from entrypoint.values import endpoint
 
@@ -15,8 +17,8 @@ _WIDTH = 13
 _COLUMN = 48
 
 
-def to_json(plan: Plan) -> str:
-    """The plan for programs; its top-level keys are promised to users."""
+def to_json(plan: Plan, variables: Mapping[str, str]) -> str:
+    """The plan for programs; its top-level keys are promised to users. No secret of `variables` is in it."""
     cluster = plan.cluster
     network = asdict(plan.network)
     del network["settings"], network["findings"]  # they are told in the lists below
@@ -29,13 +31,16 @@ def to_json(plan: Plan) -> str:
         "roll_call": None if plan.roll_call is None else asdict(plan.roll_call),
         "directories": asdict(plan.directories),
         "session": plan.session,
+        "setup": plan.setup,
+        "ending": {name: value for name, value in asdict(plan.ending).items() if name != "findings"},
         "findings": [asdict(finding) for finding in plan.findings],
     }
-    return json.dumps(document, indent=2, default=str)
+    return json.dumps(mask(document, secrets_of(variables)), indent=2, default=str)
 
 
-def to_text(plan: Plan, facts: Facts) -> str:
-    """The plan for people: what was understood, what was seen, what will be set and run, and why."""
+def to_text(plan: Plan, facts: Facts, variables: Mapping[str, str]) -> str:
+    """The plan for people: what was understood, what was seen, what will be set and run, and why; no secret."""
+    secrets = secrets_of(variables)
     blocks = {
         "environment": _environment(plan),
         "facts": _facts(facts),
@@ -45,14 +50,16 @@ def to_text(plan: Plan, facts: Facts) -> str:
         "findings": _findings(plan),
         "directories": _directories(plan),
         "session": [plan.session],
-        "command": [shlex.join(plan.command)] if plan.command else ["none: no recipe was named"],
+        "at the end": _columns(sentences(plan.ending)) if plan.recipe else [],
+        "setup": [f"{plan.setup} (once, before the first attempt)"] if plan.setup else [],
+        "command": [shlex.join(mask_words(plan.command, secrets))] if plan.command else ["none: no recipe was named"],
     }
     lines = [
         f"{title if number == 0 else '':<{_WIDTH}}{line}"
         for title, block in blocks.items()
         for number, line in enumerate(block)
     ]
-    return "\n".join(lines)
+    return mask_text("\n".join(lines), secrets)
 
 
 def _environment(plan: Plan) -> list[str]:

@@ -1,5 +1,6 @@
 """What the person asked for: the `TRAIN_*` variables, in one table that the README shows too."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ class Variable:
     default: str  # in words, for the table
     field: str | None = None
     read: Callable[[str], Any] = str
-    works: bool = True  # False: the name is promised and known, and has no effect yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Request:
     setup: str | None = None
     stop_on: str = "success"
     on_exit: str | None = None
-    without_effect: tuple[str, ...] = ()  # names that were set and do nothing in this version
+    stop_command: str | None = None
 
     def __repr__(self) -> str:
         token = "None" if self.token is None else "'***'"
@@ -74,7 +74,7 @@ def _stop_on(text: str) -> str:
     word, _, delay = text.partition(":")
     if word in ("success", "always") and not delay:
         return text
-    if word == "failure" and (not delay or (delay[:-1].isdigit() and delay[-1:] in ("s", "m", "h"))):
+    if word == "failure" and (not delay or (re.fullmatch("[0-9]{1,5}[smh]", delay))):
         return text
     raise ValueError("success, always or failure:30m")
 
@@ -135,28 +135,33 @@ VARIABLES = (
         "nothing",
         "mount",
     ),
-    Variable("TRAIN_SETUP", "command to run once per node before training", "none", "setup", works=False),
+    Variable("TRAIN_SETUP", "command to run once per node before training (by `bash -c`)", "none", "setup"),
+    Variable(
+        "TRAIN_ON_EXIT",
+        "when training ends: `exit`, `stay` (keep the services), `stop` or `terminate` (ask the cloud to do it to this "
+        "machine)",
+        "`exit`; `stay` where the platform restarts an ended container",
+        "on_exit",
+        _choice("exit", "stay", "stop", "terminate"),
+    ),
     Variable(
         "TRAIN_STOP_ON",
-        "when `stop` applies: `success`, `always`, `failure:30m`",
+        "when `stop` applies: after `success`, `always`, or with `failure:30m` after a failure only so much later",
         "`success`",
         "stop_on",
         _stop_on,
-        works=False,
     ),
     Variable(
-        "TRAIN_ON_EXIT",
-        "`exit`, `stay` or `stop` when training ends",
-        "`exit`; `stay` where the platform restarts an ended container",
-        "on_exit",
-        _choice("exit", "stay", "stop"),
-        works=False,
+        "TRAIN_STOP_COMMAND",
+        "what `stop` runs (by `bash -c`) instead of asking Runpod or Vast.ai",
+        "none",
+        "stop_command",
     ),
 )
 
 # Set by us for training scripts, or for tests: a person need not write them, and they are no typing errors.
 CONTRACT = ("TRAIN_RUN_DIR", "TRAIN_CHECKPOINT_DIR", "TRAIN_ATTEMPT", "TRAIN_STEP_FILE", "TRAIN_STOP_FILE")
-_INTERNAL = ("TRAIN_LOCAL_CLUSTER", "TRAIN_SHELL")
+_INTERNAL = ("TRAIN_LOCAL_CLUSTER", "TRAIN_SHELL", "TRAIN_CLOUD_API", "TRAIN_RUNTIME")
 
 
 def read_request(variables: Mapping[str, str]) -> Request:
@@ -175,10 +180,7 @@ def read_request(variables: Mapping[str, str]) -> Request:
             raise SettingError(
                 f"{variable.name}={text!r} is not {error}", fix=f"{variable.name} means: {variable.meaning}"
             ) from None
-    idle = tuple(
-        variable.name for variable in VARIABLES if not variable.works and clean(variables.get(variable.name, ""))
-    )
-    return Request(**wishes, without_effect=idle)
+    return Request(**wishes)
 
 
 def refuse_near_misses(names: Mapping[str, str]) -> None:
@@ -206,7 +208,5 @@ def edits(a: str, b: str) -> int:
 
 def markdown_table() -> str:
     """The table of the README; a test compares them."""
-    rows = [f"| `{v.name}` | {v.meaning} | {v.default} |" for v in VARIABLES if v.works]
-    idle = ", ".join(f"`{v.name}`" for v in VARIABLES if not v.works)
-    table = ["| variable | meaning | default |", "|---|---|---|", *rows]
-    return "\n".join([*table, "", f"Known, and without effect so far: {idle}."])
+    rows = [f"| `{v.name}` | {v.meaning} | {v.default} |" for v in VARIABLES]
+    return "\n".join(["| variable | meaning | default |", "|---|---|---|", *rows])

@@ -53,6 +53,10 @@ class RunFolder:
         return self.logs / (f"services-n{self.node}.log" if self.node else "services.log")
 
     @property
+    def setup_log(self) -> Path:
+        return self.logs / (f"setup-n{self.node}.log" if self.node else "setup.log")
+
+    @property
     def step(self) -> Path:
         return self.path / "step"
 

@@ -14,7 +14,8 @@ _BEHIND_BYTES = 8 << 20
 
 
 class LogTail:
-    """Lines that come into a run's logs after this was made: `n<node>r<rank>.log` of any attempt, and the agent's own.
+    """Lines that come into a run's logs after this was made: `n<node>r<rank>.log` of any attempt, the agent's, and
+    TRAIN_SETUP's.
 
     Of one node, or of all; with `names`, of other files.
 
@@ -27,7 +28,7 @@ class LogTail:
         self._logs = logs
         name = "n[0-9]*" if node is None else f"n{node}"
         agent = "agent*.log" if node is None else f"agent-n{node}.log" if node else "agent.log"
-        self._names = names or (agent, f"{name}r*.log")
+        self._names = names or (agent, agent.replace("agent", "setup"), f"{name}r*.log")
         self._offsets = {path: _offset_before(path, lines_before) for path in self._files()}
         self._files_seen = {path: path.stat().st_ino for path in self._offsets}
         self._rests: dict[Path, bytes] = {}

@@ -9,6 +9,7 @@ from typing import Any
 from entrypoint.errors import STOPPED, SettingError
 from entrypoint.run_folder import RunFolder, last_lines, read_json
 from entrypoint.run_lock import living_holder
+from entrypoint.tally import KILLED
 
 
 def find_run(volume: Path, name: str | None) -> RunFolder:
@@ -55,6 +56,11 @@ def read_status(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def exit_code(status: dict[str, Any]) -> int:
+    """0 while it runs, and how it ended; of a run whose launcher was killed what the kernel would say."""
+    return KILLED if status.get("state") == "lost" else status.get("exit_code") or 0
+
+
 def to_text(status: dict[str, Any]) -> str:
     """
     >>> sshd = {"name": "sshd", "state": "gave up", "reach": "port 22", "text": "Address already in use"}
@@ -98,9 +104,9 @@ def _run(status: dict[str, Any]) -> str:
 
 
 def newest_logs(folder: RunFolder, count: int) -> Iterator[tuple[str, str]]:
-    """Name and line: the last `count` of the agent and of each process in the newest attempt."""
+    """Name and line: the last `count` of the agent, of TRAIN_SETUP and of each process in the newest attempt."""
     attempts = folder.attempts()
-    paths = sorted(folder.logs.glob("agent*.log"))
+    paths = [*sorted(folder.logs.glob("agent*.log")), *sorted(folder.logs.glob("setup*.log"))]
     if attempts:
         paths += sorted(folder.attempt(attempts[-1]).glob("n*r*.log"))
     for path in paths:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from entrypoint.jupyter import NAMES, read_secret
 from entrypoint.keys import KEY_VARIABLES, is_off
 
-# They start a container that has ended again, at once and for ever, and bill for it.
-_PODS = ("runpod-pod", "runpod-cluster", "vast")
+# Row of `providers` → its name. They start a container that has ended again, at once and for ever, and bill for it.
+PODS = {"runpod-pod": "Runpod", "runpod-cluster": "Runpod", "vast": "Vast.ai"}
 DOORS = frozenset(KEY_VARIABLES + NAMES)
 
 
 def reason_to_stay(provider: str, variables: Mapping[str, str]) -> str | None:
     """Why it stays; None: it says what it is and ends. `provider`: as `read_environment` names it."""
-    if provider in _PODS:
-        return f"this is a pod of {provider.partition('-')[0]}"
+    if provider in PODS:
+        return f"this is a pod of {PODS[provider]}"
     for name in KEY_VARIABLES:
         if not is_off(variables.get(name, "")):
             return f"{name} is set"

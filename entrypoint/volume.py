@@ -101,7 +101,7 @@ def check_place(
         )
     if volume.exists and volume.mounted is False and container is not None:
         yield _not_a_mount(volume, where, must_be_shared=must_be_shared)
-    elif volume.exists and volume.filesystem in _IN_MEMORY:
+    elif volume.exists and in_memory(volume.filesystem):
         yield Check(
             "volume.mount",
             "stop" if must_be_shared else "warn",
@@ -292,4 +292,8 @@ def size(count: float | None) -> str:
 
 def shares_disk(facts: Facts) -> bool:
     """Whether the volume outlives this container, as far as its mounts tell."""
-    return facts.volume.mounted is True and facts.volume.filesystem not in _IN_MEMORY
+    return facts.volume.mounted is True and not in_memory(facts.volume.filesystem)
+
+
+def in_memory(filesystem: str | None) -> bool:
+    return filesystem in _IN_MEMORY

@@ -53,4 +53,4 @@ def test_the_token_is_for_the_roll_call_alone(tmp_path):
     assert "hidden" not in environment.values()
     given = {"TRAIN_VOLUME": str(tmp_path), "TRAIN_TOKEN": "hidden"}
     draft = Draft(read_environment(given), replay_facts(LAPTOP), read_request(given), None, given, tmp_path)
-    assert "hidden" not in repr(draft) + repr(draft.plan()) + report.to_json(draft.plan())
+    assert "hidden" not in repr(draft) + repr(draft.plan()) + report.to_json(draft.plan(), {})

@@ -63,9 +63,10 @@ def test_ranks_by_arrival_are_said_and_not_guessed():
 
 
 def test_the_json_form_has_the_promised_keys():
-    document = json.loads(to_json(planned("runpod-cluster", RUNPOD)))
+    document = json.loads(to_json(planned("runpod-cluster", RUNPOD), {}))
     assert list(document) == [
-        *("cluster", "network", "settings", "recipe", "command", "roll_call", "directories", "session", "findings"),
+        *("cluster", "network", "settings", "recipe", "command", "roll_call", "directories", "session"),
+        *("setup", "ending", "findings"),
     ]
     assert list(document["cluster"]) == [
         *("provider", "nodes", "node_rank", "processes_per_node", "world_size", "primary_address", "primary_port"),
@@ -83,7 +84,7 @@ def test_the_json_form_has_the_promised_keys():
 )
 def test_the_text_form_says_what_will_be_done_and_why(machine, variables):
     plan = planned(machine, variables)
-    text = to_text(plan, replay_facts(MACHINES / machine))
+    text = to_text(plan, replay_facts(MACHINES / machine), {})
     for title in ("environment", "facts", "network", "settings", "findings", "directories", "session", "command"):
         assert any(line.startswith(title) for line in text.splitlines())
     assert all(setting.reason in text for setting in plan.settings)
@@ -187,7 +188,18 @@ def test_a_volume_that_is_not_there_is_told_before_it_becomes_a_folder(exists, s
         ("container-two-cores", {}, "warn", "/dev/shm has 64 MiB"),
         ("container-two-cores", {}, "warn", "/workspace is not a mount"),
         ("rdma-without-device", {"TRAIN_VOLUME": "/v"}, "warn", "RDMA ports are visible but cannot be opened"),
-        ("laptop", {"TRAIN_SETUP": "true"}, "warn", "TRAIN_SETUP is set, and has no effect"),
+        (
+            "laptop",
+            {"TRAIN_SETUP": "true", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+            "warn",
+            "TRAIN_SETUP is not run",
+        ),
+        (
+            "container-two-cores",
+            {"RUNPOD_POD_ID": "abc", "RUNPOD_API_KEY": "k", "TRAIN_ON_EXIT": "stop"},
+            "warn",
+            "TRAIN_ON_EXIT=stop is not done: /workspace is on the container's own disk",
+        ),
     ],
 )
 def test_what_is_wrong_is_found_with_a_fix(machine, variables, level, text):

@@ -15,7 +15,7 @@ from entrypoint.request import VARIABLES, Request, edits, read_request
         ("TRAIN_VOLUME", '"/mnt/my disk"', "volume", Path("/mnt/my disk")),  # an env file keeps the quotes
         ("TRAIN_SCRIPT", "''", "script", None),
         ("TRAIN_ARGS", "'a b' 'c'\r\n", "arguments", "'a b' 'c'"),
-        ("TRAIN_RESTARTS", " ", "without_effect", ()),
+        ("TRAIN_RESTARTS", " ", "restarts", 3),
         ("TRAIN_GRACE", "0", "grace_seconds", 0),
         ("TRAIN_AGAIN", "1", "again", True),
         ("TRAIN_STOP_ON", "failure:30m", "stop_on", "failure:30m"),
@@ -36,7 +36,8 @@ def test_a_wish_is_read_and_an_empty_one_is_none(name, text, field, value):
         ("TRAIN_WAIT", "9" * 30),
         ("TRAIN_AGAIN", "yes"),
         ("TRAIN_LAUNCHER", "mpirun"),
-        ("TRAIN_ON_EXIT", "terminate"),
+        ("TRAIN_ON_EXIT", "shutdown"),
+        ("TRAIN_STOP_ON", "failure:30"),
         ("TRAIN_STOP_ON", "failure:soon"),
         ("TRAIN_RUN", "../elsewhere"),
         ("TRAIN_RUN", ".."),

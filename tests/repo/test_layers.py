@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # From the bottom up; a module imports only from lines above its own.
 LAYERS = (
     {"errors"},
-    {"facts", "hang", "hints", "measured", "reasons", "service", "stale", "topology", "values"},
+    {"facts", "hang", "hints", "masks", "measured", "reasons", "service", "stale", "topology", "values"},
     {"keys", "readers"},
     {"jupyter"},
     {"provider_torch"},
@@ -18,7 +18,7 @@ LAYERS = (
     {"place"},
     {"environment", "request", "shells", "stay"},
     {"cluster", "devices", "recipes", "volume"},
-    {"diagnosis", "host_ids", "interfaces", "nccl_log", "rdma", "recorder"},
+    {"diagnosis", "ending", "host_ids", "interfaces", "nccl_log", "rdma", "recorder"},
     {
         "caches",
         "check_examined",
@@ -46,6 +46,7 @@ LAYERS = (
     {
         "capture",
         "eject",
+        "interrupts",
         "liveness",
         "names",
         "private_folder",
@@ -56,14 +57,14 @@ LAYERS = (
         "scripts",
         "version",
     },
-    {"jupyter_files", "mount_volume", "relay", "sshd", "supervisor", "try_volume"},
+    {"hooks", "jupyter_files", "mount_volume", "relay", "runtime", "sshd", "stop_machine", "supervisor", "try_volume"},
     {"examine"},
-    {"failure", "messages", "preflight", "restarts", "run_lock", "traces"},
+    {"afterwards", "failure", "health", "messages", "preflight", "restarts", "run_lock", "traces"},
     {"history", "reach", "roster", "secret", "tally"},
     {"attempt", "seat", "statement", "status"},
     {"member", "reception"},
     {"coordinator"},
-    {"meeting"},
+    {"meeting", "node_setup"},
     {"joint"},
     {"launch", "viewer", "watch"},
     {"agent", "services", "session"},
