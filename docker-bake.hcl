@@ -103,6 +103,16 @@ target "debs" {
   output   = ["type=local,dest=build/debs"]
 }
 
+# DeepSpeed's wheel of a build, alone: wheel-cpu, wheel-cuda.
+target "wheel" {
+  inherits = [row.name]
+  matrix   = { row = [for row in IMAGES : row if row.lock != ""] }
+  name     = "wheel-${row.name}"
+  target   = "deepspeed"
+  tags     = []
+  output   = ["type=local,dest=dist"]
+}
+
 target "release" {
   inherits = [row.name]
   matrix   = { row = [for row in IMAGES : row if row.lock != ""] }

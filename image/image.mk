@@ -8,6 +8,8 @@ wheel: $(STAMP) ## compile DeepSpeed's ops for this .venv into dist/ (minutes; w
 
 base: ## a Debian root file system, where the base image cannot be pulled
 	SOURCE_DATE_EPOCH=$$(sed -n '/"SOURCE_DATE_EPOCH"/s/[^0-9]//gp' docker-bake.hcl) image/base.sh build/base
+	@diff -U0 requirements/base.txt build/base/base.txt || \
+	  echo "these packages are not those of requirements/base.txt: the mirror has moved on (docs/image.md)"
 
 image: ## build the image (VARIANT=cpu or cuda)
 	$(PYTHON) image/build.py image $(VARIANT)
@@ -18,6 +20,7 @@ reproduce: ## build the image twice with no cache, and compare
 debs: ## save the Debian packages of a build, and lock them
 	docker buildx bake --progress=plain debs
 	image/list_debs.sh build/debs > requirements/debs.txt
+	[ ! -e build/base/base.txt ] || cp build/base/base.txt requirements/base.txt
 
 verify: ## build what IMAGE was built from, and compare (IMAGE=name)
 	$(PYTHON) image/build.py verify $(IMAGE)

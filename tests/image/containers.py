@@ -37,6 +37,12 @@ def missing() -> str | None:
     return None
 
 
+def variant() -> str:
+    """Of the image: cpu or cuda."""
+    label = '{{index .Config.Labels "roundhouse.variant"}}'
+    return docker("image", "inspect", "--format", label, IMAGE).stdout.strip()
+
+
 def docker(*words: object, check=True, timeout=300, **options) -> subprocess.CompletedProcess:
     options = {"capture_output": True, "text": True, "env": ENVIRONMENT, "stdin": subprocess.DEVNULL} | options
     if "input" in options:

@@ -28,6 +28,8 @@ def test_a_bare_docker_run_trains_without_a_network_and_with_the_engines_64_mib_
     ["fsdp", "zero --zero-stage 2 --offload", "hf --strategy ddp"],
 )
 def test_each_recipe_runs_where_no_compiler_is(engine, words):
+    if "--offload" in words and containers.variant() != "cpu":
+        pytest.skip("DeepSpeed takes the ops of a cuda build on a GPU only")
     command = f"{NO_COMPILER}{words} --steps 2 {SMALL}"
     result = engine.run("bash", "-c", command, options=("--network", "none"))
     assert result.code == 0, result
