@@ -242,7 +242,7 @@ def status_command(context: Context, run: str | None, every: bool, as_json: bool
     except SettingError:
         if run or not here:
             raise
-        found = {"run": None}
+        found = {"run": None, "state": None, "exit_code": None}
     found["services"] = here or found.get("services", [])
     click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
     sys.exit(status.exit_code(found))

@@ -131,7 +131,7 @@ class Beside:
         sys.stderr.flush()
         self._pid = os.fork()
         if not self._pid:
-            _be_watch(Watch(self._folder, services))
+            _be_watch(self._folder, services)
 
     def ended(self, pid: int) -> None:
         """A child of this process has ended, which somebody waited for."""
@@ -148,8 +148,9 @@ class Beside:
                 os.kill(self._pid, signal.SIGTERM)
                 if not select.select([ending], [], [], _STOP_SECONDS)[0]:
                     os.killpg(self._pid, signal.SIGKILL)
+                    select.select([ending], [], [], 1)  # one that waits for a volume that is gone ends never
                 os.close(ending)
-                os.waitpid(self._pid, 0)
+                os.waitpid(self._pid, os.WNOHANG)
         self._pid = 0
 
 
@@ -169,12 +170,12 @@ def prepare(folder: Path, services: Sequence[Service], environment: Mapping[str,
     supervisor.write(folder, names)
 
 
-def _be_watch(watch: Watch) -> None:
+def _be_watch(folder: Path, services: Sequence[Service]) -> None:
     """The child; it never returns, for the rest of this stack belongs to the parent."""
     try:
         os.setsid()  # tini signals the group of `up`: the services are to end after the training
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        watch.run()
+        Watch(folder, services).run()
         os._exit(0)
     except BaseException:
         traceback.print_exc()

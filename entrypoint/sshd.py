@@ -65,7 +65,7 @@ def service(variables: Mapping[str, str], folder: Path, say: Callable[[str], Non
 
 
 def configuration(folder: Path, port: int, host_keys: list[Path]) -> str:
-    """sshd_config. PAM is left out: its modules want rights that containers lack, and read files that are not ours."""
+    """sshd_config. PAM is left out: it reads files that are not ours, and some modules want audit rights."""
     lines = (
         f"Port {port}",
         *(f"HostKey {path}" for path in host_keys),

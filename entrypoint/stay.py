@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from entrypoint.errors import SettingError
 from entrypoint.jupyter import NAMES, read_secret
 from entrypoint.keys import KEY_VARIABLES, is_off
 
@@ -17,5 +18,8 @@ def reason_to_stay(provider: str, variables: Mapping[str, str]) -> str | None:
     for name in KEY_VARIABLES:
         if not is_off(variables.get(name, "")):
             return f"{name} is set"
-    secret = read_secret(variables)
+    try:
+        secret = read_secret(variables)
+    except SettingError:  # told where JupyterLab is left out
+        return "a password is set, which nobody can type"
     return f"{secret.name} is set" if secret else None

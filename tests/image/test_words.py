@@ -59,11 +59,11 @@ def test_version_prints_what_the_image_was_built_from(engine):
         assert number.partition("+")[0] in text
 
 
-def test_a_container_that_stays_listens_where_the_image_says_and_a_stop_ends_it_at_once(engine):
-    declared = json.loads(containers.docker("image", "inspect", "-f", "{{json .Config}}", IMAGE).stdout)
+def test_a_container_that_stays_for_a_key_that_is_none_listens_nowhere_and_a_stop_ends_it_at_once(engine):
     container = engine.start(variables={"PUBLIC_KEY": "ssh-ed25519 AAAA someone"})
     container.wait_for("this container stays")
-    assert container.listening() == {int(port.partition("/")[0]) for port in declared.get("ExposedPorts") or {}}
+    assert "PUBLIC_KEY: key 1 of type ssh-ed25519 is cut off or damaged\n  fix: " in container.logs()
+    assert container.listening() == set()
     assert containers.complaints(container.logs()) == []
     container.stop(20)
     assert container.state["ExitCode"] == 143
