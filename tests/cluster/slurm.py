@@ -20,7 +20,7 @@ from entrypoint.namespaces import DIES_WITH_ITS_MAKER, Namespaces
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "OUT_OF_MEMORY", "BOOT_FAIL")
 _SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin:/sbin:/bin"
-PATIENCE = 180  # seconds: a busy machine must not fail a test
+PATIENCE = 300  # seconds: a busy machine must not fail a test
 
 # A harsh site: a task that ends with an error ends its step, and what is asked to end has 3 s for it. A node that does
 # not answer for 6 s is down; one that comes back may be used at once.
@@ -232,12 +232,17 @@ class Job:
         shown = self.show()
         return shown["JobState"], int(shown["ExitCode"].split(":")[0])
 
-    def start_again_now(self) -> None:
+    def come_near_the_limit(self, notice: int) -> None:
+        """A limit that is nearer than the `notice` (seconds) of --signal: Slurm looks at the clock every 30 s."""
+        hours, minutes, seconds = map(int, self.show()["RunTime"].split(":"))
+        self.update(TimeLimit=(hours * 3600 + minutes * 60 + seconds + notice) // 60)
+
+    def start_again_now(self, **fields: object) -> None:
         """When it has been queued again: Slurm would hold it for two minutes."""
         self.wait_for(lambda: self.state == "PENDING" and self.restarts, "it was not queued again")
         self._slurm.wait_for_nodes()
         time.sleep(3)  # within a second or so of the end, Slurm takes the new start for the one that it has revoked
-        self.update(StartTime="now")
+        self.update(StartTime="now", **fields)
 
 
 def wait_for(condition, what, seconds: float = PATIENCE) -> None:

@@ -90,12 +90,11 @@ def test_before_the_time_limit_both_nodes_save_and_the_same_job_goes_on(submit, 
     job = submit(STOPS, str(trial.STEPS))
     run = tmp_path / "runs" / "stops"
     job.wait_for(lambda: HOLD in losses(run), "no step")
-    job.update(TimeLimit=3)  # the signal comes 155 s before it, and Slurm looks at the clock every 30 s
-    job.start_again_now()
+    job.come_near_the_limit(notice=155)
+    job.start_again_now(TimeLimit=60)
     assert (run / "checkpoints" / f"step-{HOLD}" / "manifest.json").exists(), job
     assert [len(list((run / "checkpoints").glob(f"step-{HOLD}/part-{rank}.pt"))) for rank in range(2)] == [1, 1]
     assert json.loads((run / "exit.json").read_text())["exit_code"] == 143
-    job.update(TimeLimit=60)
     assert job.wait() == ("COMPLETED", 0), job
     assert job.restarts == 1
     assert losses(run) == pytest.approx(undisturbed, rel=1e-4)
