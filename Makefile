@@ -18,7 +18,7 @@ ARGS ?=
 .PHONY: help setup train test lint lock plan bench-cluster templates clean
 
 .DEFAULT_GOAL := help
-include image/image.mk
+include image/image.mk requirements/audit.mk
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,7 +50,7 @@ lock: $(STAMP) ## resolve pyproject.toml into the locks again
 	$(PY) requirements/lock.py
 
 clean: ## remove the environment and caches; runs in workspace/ stay
-	rm -rf $(VENV) $(VALIDATORS) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VALIDATORS) .audit dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './workspace/*' -prune -exec rm -rf {} +
 
 # torch first and alone: only it needs the CPU index. DeepSpeed is a source archive (its ops are left out here), built

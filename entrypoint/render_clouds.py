@@ -73,6 +73,7 @@ Trains a script on all GPUs of a pod, or of all pods of a cluster, without editi
 | `TRAIN_SCRIPT` | `ddp`, `fsdp`, `zero`, `hf`, or the path of a script of yours under {VOLUME}; empty: no training |
 | `TRAIN_ARGS` | its arguments |
 | `TRAIN_RUN` | name of the run; its folder is {VOLUME}/runs/NAME |
+| `TRAIN_ON_EXIT` | `stop`: the pod is stopped when training has finished; its volume disk still costs. Else it stays |
 | `PUBLIC_KEY` | ssh keys; set by Runpod from your account |
 | `JUPYTER_PASSWORD` | JupyterLab on port {PORTS[0]}, with TensorBoard behind it; without one it does not start |
 

@@ -20,7 +20,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TOOLS = ("dev.txt", "validators.txt")
+TOOLS = ("audit.txt", "dev.txt", "validators.txt")
 BAKE = HERE.parent / "docker-bake.hcl"
 INDEX = os.environ.get("TORCH_CPU_INDEX", "https://download.pytorch.org/whl/cpu")
 TOOLKIT = "nvcc,cccl,crt,nvvm"  # what compiles an extension; the libraries are torch's own dependencies
@@ -40,6 +40,7 @@ def main() -> None:
         compile_lock("toolkit.txt", source.name, "--constraint", str(HERE / "cuda.txt"))
     keep_what_cuda_lacks("toolkit.txt")
     compile_lock("validators.txt", "--group", "validators")
+    compile_lock("audit.txt", "--group", "audit")
     stanzas = [text for text in read_stanzas(HERE / "cuda.txt") if not CUDA_ONLY.match(text)]
     release = version_of("torch")
     hashes = sorted(hashes_of_cpu_wheels(release))

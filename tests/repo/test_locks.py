@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements"
-LOCKS = ("cpu.txt", "cuda.txt", "dev.txt", "image.txt", "toolkit.txt", "validators.txt")
+LOCKS = ("audit.txt", "cpu.txt", "cuda.txt", "dev.txt", "image.txt", "toolkit.txt", "validators.txt")
 ONLY_CUDA = re.compile(r"nvidia-(?!ml-py)|cuda-|triton")
 
 

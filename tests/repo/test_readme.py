@@ -8,7 +8,7 @@ from entrypoint.request import markdown_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-MAKE = (ROOT / "Makefile").read_text() + (ROOT / "image" / "image.mk").read_text()
+MAKE = "".join((ROOT / name).read_text() for name in ("Makefile", "image/image.mk", "requirements/audit.mk"))
 TARGETS = set(re.findall(r"^([a-z-]+):.*?## ", MAKE, re.MULTILINE))
 
 
@@ -29,6 +29,7 @@ def test_make_help_lists_every_target():
             "test",
             "lint",
             "lock",
+            "audit",
             "plan",
             "bench-cluster",
             "wheel",
