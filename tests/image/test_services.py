@@ -72,6 +72,54 @@ def test_each_kind_of_shell_has_every_variable_and_nothing_else_listens_or_compl
     assert {line.split()[2] for line in (visitor.folder / "known_hosts").read_text().splitlines()} == {keys.split()[2]}
 
 
+NOTEBOOK = """
+import json, os, time
+from pathlib import Path
+import requests, websocket
+
+given, at = {"Authorization": f"token {os.environ['JUPYTER_PASSWORD']}"}, "127.0.0.1:8888"
+
+def opened(path):
+    return websocket.create_connection(f"ws://{at}{path}", header=given, suppress_origin=True, timeout=60)
+
+def dump(name):
+    return f"env -0 > /tmp/{name}.part; mv /tmp/{name}.part /tmp/{name}"
+
+name = requests.post(f"http://{at}/api/terminals", headers=given).json()["name"]
+terminal = opened(f"/terminals/websocket/{name}")
+terminal.send(json.dumps(["stdin", f"{dump('terminal')}\\r"]))
+kernel = requests.post(f"http://{at}/api/kernels", headers=given, json={}).json()["id"]
+channel = opened(f"/api/kernels/{kernel}/channels?session_id=1")
+header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": "", "version": "5.3"}
+content = {"code": f"import os; os.system({dump('kernel')!r})", "silent": False}
+request = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell", "buffers": [], "content": content}
+channel.send(json.dumps(request))
+while not (Path("/tmp/terminal").exists() and Path("/tmp/kernel").exists()):
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_and_its_terminal_have_the_same_variables_and_the_password_is_seen_nowhere(engine, visitor):
+    password = "a b$c*;x'\"%s#"
+    variables = GIVEN | test_ssh.WORLD | {"TRAIN_LOCAL_CLUSTER": "1", "PUBLIC_KEY": visitor.public}
+    container = engine.start(options=visitor.options(), variables=variables | {"JUPYTER_PASSWORD": password})
+    container.wait_for("is running at")
+    visitor.visits(container)
+    containers.docker("exec", "-i", container.name, "timeout", "120", "python", "-", input=NOTEBOOK)
+    for place in ("terminal", "kernel"):
+        there = test_ssh.parsed(container.execute("cat", f"/tmp/{place}").encode())
+        assert {name: there.get(name) for name in GIVEN} == GIVEN, place
+        assert there["PATH"].startswith("/opt/venv/bin:"), place
+        assert not {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(there), place
+    assert container.listening() == {22, 8888} == declared()
+    assert containers.complaints(container.logs()) == []
+    assert password not in container.logs() + container.execute("ps", "-eo", "args")
+    container.stop(20)
+    assert container.state["ExitCode"] == 143
+    assert containers.complaints(container.logs()) == []
+
+
 def test_without_a_key_nothing_listens(engine):
     container = engine.start(variables={"RUNPOD_POD_ID": "x", "PUBLIC_KEY": "null"})
     container.wait_for("this container stays")
