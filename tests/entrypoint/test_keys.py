@@ -5,6 +5,8 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from entrypoint.keys import holds_private, is_off, read_keys
 
@@ -172,3 +174,35 @@ def test_openssh_counts_as_many_keys_as_we_do(tmp_path, kind):
         )
         assert len(listed.stdout.splitlines()) == 2
         assert [line.split()[1] for line in lines] == [one.split()[1], two.split()[1]]
+
+
+PARTS = st.sampled_from(
+    [
+        ED,
+        RSA,
+        EC,
+        DAMAGED,
+        *PUTTY,
+        OPENSSH_PRIVATE,
+        FROM,
+        COMMAND,
+        "null",
+        "ssh-rsa",
+        "AAAA",
+        '"',
+        "\\n",
+        "\r\n",
+        ",",
+        "#",
+    ]
+)
+
+
+@given(st.lists(PARTS | st.text(max_size=20), max_size=12), st.sampled_from(["", " ", "\n", ";"]))
+def test_whatever_is_given_what_comes_out_is_lines_that_sshd_can_read(parts, between):
+    keys = read_keys({"PUBLIC_KEY": between.join(parts)})
+    for line in keys.lines:
+        assert line.isprintable()
+        assert any(key.split()[1] in line for key in (ED, RSA, EC, SK))
+        assert "PRIVATE" not in line
+    assert len(keys.lines) <= 3
