@@ -49,8 +49,9 @@ def prepare(
         root = Path(home or "/")
         say(f"{volume} is not there: JupyterLab shows {root}")
     configuration = jupyter.configuration(secret, origins, root, opening, ipv6=_has_ipv6(), ports=ports)
+    folder.mkdir(mode=0o700, exist_ok=True)
     for name, document in ((jupyter.CONFIG, configuration), (jupyter.PAGE_CONFIG, jupyter.PAGE)):
-        (folder / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         private_folder.write_json(folder / name, document)
     return jupyter.services(secret, root, folder, python=sys.executable, home=home, ports=ports)
 

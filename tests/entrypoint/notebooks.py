@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import requests
-from runs import ROOT, wait_for
+import websocket
+from runs import wait_for
 
 from entrypoint import jupyter, jupyter_files
 
@@ -31,7 +32,63 @@ def free_ports(count):
     return tuple(ports)
 
 
-class Pod:
+class Lab:
+    """What is behind a port of this machine, as a browser or a program meets it."""
+
+    def __init__(self, port: int, password: str = PASSWORD) -> None:
+        self.port, self.password = port, password
+        self.url = f"http://127.0.0.1:{port}"
+
+    def log_in(self, password=None, host=None) -> tuple[int, requests.Session]:
+        """What the form answers, and the browser afterwards. `host`: as a proxy in between writes it."""
+        session = requests.Session()
+        session.headers.update({"Host": host} if host else {})
+        session.get(f"{self.url}/login")
+        form = {"password": self.password if password is None else password, "_xsrf": session.cookies["_xsrf"]}
+        return session.post(f"{self.url}/login", data=form, allow_redirects=False).status_code, session
+
+    def connect(self, session, path, *, origin=None, host=None) -> websocket.WebSocket:
+        cookie = "; ".join(f"{each.name}={each.value}" for each in session.cookies)
+        given = {"origin": origin} if origin else {"suppress_origin": True}
+        return websocket.create_connection(
+            f"ws://127.0.0.1:{self.port}{path}", cookie=cookie, timeout=30, host=host, **given
+        )
+
+    def run_in_kernel(self, session, code) -> str:
+        """What a notebook at the root prints."""
+        made = {"kernel": {"name": "python3"}, "name": "", "path": "x.ipynb", "type": "notebook"}
+        answer = session.post(f"{self.url}/api/sessions", headers=xsrf(session), json=made).json()
+        assert "kernel" in answer, answer
+        channel = self.connect(session, f"/api/kernels/{answer['kernel']['id']}/channels?session_id=1")
+        header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": "", "version": "5.3"}
+        request = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
+        channel.send(json.dumps(request | {"content": {"code": code, "silent": False}}))
+        said, seen = "", set()
+        while not {"execute_reply", "idle"} <= seen:  # they come by two sockets
+            message = json.loads(channel.recv())
+            if message["parent_header"].get("msg_id") == "1":
+                content = message["content"]
+                seen |= {message["header"]["msg_type"], content.get("execution_state")}
+                assert content.get("status", "ok") == "ok", content
+                said += content.get("text", "")
+        channel.close()
+        session.delete(f"{self.url}/api/sessions/{answer['id']}", headers=xsrf(session))
+        return said
+
+    def run_in_terminal(self, session, line) -> None:
+        name = session.post(f"{self.url}/api/terminals", headers=xsrf(session), json={}).json()["name"]
+        terminal = self.connect(session, f"/terminals/websocket/{name}")
+        terminal.send(json.dumps(["stdin", f"{line}; exit\r"]))
+        while json.loads(terminal.recv())[0] != "disconnect":
+            pass
+        terminal.close()
+
+
+def xsrf(session):
+    return {"X-XSRFToken": session.cookies["_xsrf"]}
+
+
+class Pod(Lab):
     """What `up` would start beside training. `prefix` goes before each command: another user's, for one."""
 
     def __init__(self, folder: Path, *, prefix=(), ports=None, **variables: str) -> None:
@@ -39,7 +96,9 @@ class Pod:
         for each in (self.volume, self.home):
             each.mkdir(exist_ok=True)
         self.folder, self.log = folder / "private", folder / "log"
-        self.port, self.tensorboard_port = ports = ports or free_ports(2)
+        ports = ports or free_ports(2)
+        super().__init__(ports[0])
+        self.tensorboard_port = ports[1]
         self.variables = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.home),
@@ -51,10 +110,6 @@ class Pod:
         self.services = jupyter_files.prepare(self.variables, self.volume, self.folder, print, ports=ports)
         self.configuration = json.loads((self.folder / jupyter.CONFIG).read_text())
         self.prefix, self.processes = prefix, []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> "Pod":
         try:
@@ -104,22 +159,3 @@ class Pod:
     def complaints(self) -> list[str]:
         lines = self.log.read_text().splitlines()
         return [line for line in lines if _COMPLAINT.search(line) and not _KNOWN.search(line)]
-
-    def log_in(self, password=PASSWORD, host=None) -> tuple[int, requests.Session]:
-        """What the form answers, and the browser afterwards. `host`: as a proxy in between writes it."""
-        session = requests.Session()
-        session.headers.update({"Host": host} if host else {})
-        session.get(f"{self.url}/login")
-        form = {"password": password, "_xsrf": session.cookies["_xsrf"]}
-        return session.post(f"{self.url}/login", data=form, allow_redirects=False).status_code, session
-
-
-def roundhouse(pod: Pod, *words: str, **variables: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "entrypoint", *words],
-        cwd=ROOT,
-        env=pod.variables | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )

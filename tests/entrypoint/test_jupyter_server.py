@@ -1,6 +1,5 @@
 """A real JupyterLab: who gets in, what works there, and what it leaves behind."""
 
-import json
 import os
 import stat
 import subprocess
@@ -12,8 +11,7 @@ import psutil
 import pytest
 import requests
 import websocket
-from notebooks import PASSWORD, Pod
-from runs import wait_for
+from notebooks import PASSWORD, Pod, xsrf
 
 pytestmark = pytest.mark.slow
 OWN_PROXY = "https://abc123-8888.proxy.runpod.net"
@@ -36,20 +34,6 @@ def browser(pod):
     code, session = pod.log_in()
     assert code == 302
     return session
-
-
-def xsrf(session):
-    return {"X-XSRFToken": session.cookies["_xsrf"]}
-
-
-def cookies(session):
-    return "; ".join(f"{cookie.name}={cookie.value}" for cookie in session.cookies)
-
-
-def connect(pod, session, path, *, origin=None, host=None):
-    address = f"ws://127.0.0.1:{pod.port}{path}"
-    given = {"origin": origin} if origin else {"suppress_origin": True}
-    return websocket.create_connection(address, cookie=cookies(session), timeout=30, host=host, **given)
 
 
 @pytest.mark.parametrize("password", ["", " ", "wrong", PASSWORD[:-1], PASSWORD + "x", PASSWORD.upper(), "null"])
@@ -102,12 +86,12 @@ def test_a_kernel_is_open_to_our_own_pages_only(pod, origin, host, let_in):
     path = f"/api/kernels/{kernel}/channels"
     try:
         if let_in:
-            connect(pod, session, path, origin=origin, host=host).close()
+            pod.connect(session, path, origin=origin, host=host).close()
         else:
             with pytest.raises(websocket.WebSocketBadStatusException) as caught:
-                connect(pod, session, path, origin=origin, host=host)
+                pod.connect(session, path, origin=origin, host=host)
             assert caught.value.status_code == 403
-            connect(pod, session, path, host=host).close()  # so it was the origin
+            pod.connect(session, path, host=host).close()  # so it was the origin
     finally:
         session.delete(f"{pod.url}/api/kernels/{kernel}", headers=xsrf(session))
 
@@ -119,44 +103,14 @@ def test_a_foreign_form_starts_no_kernel(pod, browser):
     assert browser.get(f"{pod.url}/api/kernels").json() == []
 
 
-def run_in_kernel(pod, session, code, path="x.ipynb"):
-    """What it prints."""
-    made = {"kernel": {"name": "python3"}, "name": "", "path": path, "type": "notebook"}
-    answer = session.post(f"{pod.url}/api/sessions", headers=xsrf(session), json=made).json()
-    assert "kernel" in answer, answer
-    channel = connect(pod, session, f"/api/kernels/{answer['kernel']['id']}/channels?session_id=1")
-    header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": "", "version": "5.3"}
-    request = {"header": header, "parent_header": {}, "metadata": {}, "channel": "shell", "buffers": []}
-    channel.send(json.dumps(request | {"content": {"code": code, "silent": False}}))
-    said, seen = "", set()
-    while not {"execute_reply", "idle"} <= seen:  # they come by two sockets
-        message = json.loads(channel.recv())
-        if message["parent_header"].get("msg_id") == "1":
-            content = message["content"]
-            seen |= {message["header"]["msg_type"], content.get("execution_state")}
-            assert content.get("status", "ok") == "ok", content
-            said += content.get("text", "")
-    channel.close()
-    session.delete(f"{pod.url}/api/sessions/{answer['id']}", headers=xsrf(session))
-    return said
-
-
 def test_a_notebook_runs_in_the_interpreter_of_the_image_and_in_its_folder(pod, browser):
-    said = run_in_kernel(pod, browser, "import os, sys; print(sys.executable, os.getcwd())")
+    said = pod.run_in_kernel(browser, "import os, sys; print(sys.executable, os.getcwd())")
     assert said.split() == [sys.executable, str(pod.volume)]
 
 
 def test_a_terminal_is_a_login_shell_on_the_volume(pod, browser):
-    name = browser.post(f"{pod.url}/api/terminals", headers=xsrf(browser), json={}).json()["name"]
-    terminal = connect(pod, browser, f"/terminals/websocket/{name}")
-    terminal.send(
-        json.dumps(["stdin", "shopt login_shell > from-terminal; pwd >> from-terminal; mv from-terminal done\r"])
-    )
-    done = pod.volume / "done"
-    wait_for(done.exists, "the terminal did nothing")
-    assert done.read_text().split() == ["login_shell", "on", str(pod.volume)]
-    terminal.close()
-    browser.delete(f"{pod.url}/api/terminals/{name}", headers=xsrf(browser))
+    pod.run_in_terminal(browser, "shopt login_shell > done; pwd >> done")
+    assert (pod.volume / "done").read_text().split() == ["login_shell", "on", str(pod.volume)]
 
 
 def test_tensorboard_is_reached_through_jupyterlab_by_name_and_by_port(pod, browser):
@@ -188,7 +142,7 @@ def test_the_secret_is_in_no_process_list_no_log_and_no_file_for_others(pod, bro
 
 
 def test_nothing_is_left_in_the_home(pod, browser):
-    run_in_kernel(pod, browser, "%history -g")
+    pod.run_in_kernel(browser, "%history -g")
     # a login shell's, and npm's, which jupyter-lsp asks where it is installed
     assert {path.name for path in pod.home.iterdir()} <= {".bash_history", ".npm"}
 
@@ -230,5 +184,5 @@ def test_nothing_is_complained_of(prefix):
             code, session = pod.log_in()
             assert code == 302
             user = 12345 if prefix else os.getuid()
-            assert run_in_kernel(pod, session, "import os; print(os.getuid())").split() == [str(user)]
+            assert pod.run_in_kernel(session, "import os; print(os.getuid())").split() == [str(user)]
             assert pod.complaints() == []
