@@ -6,6 +6,11 @@ umask 022
 context=/context home=/opt/roundhouse lock=/context/requirements/$VARIANT.txt
 export DS_ACCELERATOR=$VARIANT # else DeepSpeed guesses, and says so with the time
 
+# What tools leave in the folders of their user is no part of the image.
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export HOME=$scratch TMPDIR=$scratch
+
 mkdir -p "$home"
 cp -r "$context"/{entrypoint,train,templates,LICENSE,pyproject.toml} "$home"
 install -m 755 "$context/image/roundhouse" /opt/venv/bin/roundhouse

@@ -74,7 +74,9 @@ set -eu
 find / -xdev \\( -name 'ssh_host_*_key*' -o -name authorized_keys -o -name 'id_rsa*' -o -name .netrc -o -name .git \\
   -o -name '.bash_history' -o -name pip.conf -o -name .pypirc -o -name '*.pyc.*' -o -name machine-id -size +0 \\) \\
   -not -path '/proc/*' -not -path '*/site-packages/*' -print
-find /tmp /var/tmp /workspace /home /root/.cache /var/cache/apt /var/lib/apt/lists /var/log -type f 2>/dev/null || true
+find /tmp /var/tmp /workspace /home -mindepth 1
+find /root -mindepth 1 -not -name .bashrc -not -name .profile
+find /var/cache/apt /var/lib/apt/lists /var/log -type f
 find /etc /opt/roundhouse /root /home -type f -exec grep -lE 'BEGIN [A-Z ]*PRIVATE KEY' {} + || true
 """
 
