@@ -39,7 +39,7 @@ def wanted(variables: Mapping[str, str], volume: Path, folder: Path, say: Say) -
     ssh = sshd.service(variables, folder, say)
     try:
         jupyter = jupyter_files.prepare(variables, volume, folder / "jupyter", say)
-    except SettingError as problem:
+    except (SettingError, OSError) as problem:
         say(f"no JupyterLab: {problem}")
         jupyter = ()
     return (ssh, *jupyter) if ssh else jupyter
@@ -75,25 +75,32 @@ def beside(
         side = Beside(folder, variables)
         stack.callback(side.stop)
         if folder is not None:
-            services = wanted(variables, volume, folder, say)
-            environment = side.show(settings() if services else ())
-            if services and not supervisor.is_installed():
-                say("no services: supervisor is not installed here\n  fix: pip install supervisor")
-            elif services:
-                side.start(services, environment)
-                for service in services:
-                    say(f"{service.name}: {service.reach}")
+            try:
+                _begin(side, wanted(variables, volume, folder, say), settings, say)
+            except OSError as error:  # a full disk
+                say(f"no services: {error.filename or folder}: {error.strerror}")
         yield side
+
+
+def _begin(side: "Beside", services: Sequence[Service], settings: Callable[[], Sequence[Setting]], say: Say) -> None:
+    environment = side.show(settings() if services else ())
+    if services and not supervisor.is_installed():
+        say("no services: supervisor is not installed here\n  fix: pip install supervisor")
+    elif services:
+        side.start(services, environment)
+        for service in services:
+            say(f"{service.name}: {service.reach}")
 
 
 def _folder(stack: contextlib.ExitStack, say: Say) -> Path | None:
     """This machine's private folder, for this process alone; None: a line has told why not."""
     try:
         folder = private_folder.make(private_folder.places(os.geteuid()))
-    except MachineError as problem:
+        alone = stack.enter_context(private_folder.alone(folder))
+    except (MachineError, OSError) as problem:
         say(f"no services: {problem}")
         return None
-    if not stack.enter_context(private_folder.alone(folder)):
+    if not alone:
         say(f"the services are another process's, which has {folder}")
         return None
     for name in ("run.json", "services.json"):  # an earlier start's
@@ -119,9 +126,13 @@ class Beside:
 
     def join(self, run: RunFolder, settings: Sequence[Setting]) -> None:
         """There is a run: its folder gets what the services say, and shells the settings of its plan."""
-        if self._folder is not None:
+        if self._folder is None:
+            return
+        try:
             self.show(settings)
             private_folder.write_json(self._folder / "run.json", {"path": str(run.path), "node": run.node})
+        except OSError as error:
+            print(f"shells do not get the settings of the plan: {error.filename}: {error.strerror}", flush=True)
 
     def start(self, services: Sequence[Service], environment: Mapping[str, str]) -> None:
         """Write what supervisor and the services read, and fork their watch."""

@@ -125,7 +125,10 @@ def _host_key(folder: Path, kind: str) -> Path:
         made = folder / f"new_{kind}"
         made.unlink(missing_ok=True)
         command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", str(made)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        answer = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if answer.returncode:
+            words = " ".join(answer.stderr.split())
+            raise MachineError(f"no host key could be made in {folder}: {words}", fix="give that file system room")
         made.with_suffix(".pub").rename(path.with_suffix(".pub"))
         made.rename(path)
     return path

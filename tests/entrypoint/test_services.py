@@ -78,6 +78,16 @@ def test_neither_a_killed_supervisor_nor_its_killed_watch_touches_the_run(pod):
         assert pod.process.wait(30) == 143
 
 
+def test_a_watch_that_hangs_as_on_a_volume_that_is_gone_does_not_hold_up_the_end(pod):
+    with training(pod, "steps=3000"):
+        runs.wait_for_step(pod.volume / "runs/own", 3)
+        pod.wait_for("Server listening")
+        (daemon,) = pod.processes("supervisor.supervisord")
+        daemon.parent().suspend()
+        pod.signal(signal.SIGTERM)
+        assert pod.process.wait(40) == 143
+
+
 def test_shells_get_the_settings_of_the_runs_plan(pod):
     with training(pod, "steps=3000"):
         runs.wait_for_step(pod.volume / "runs/own", 3)

@@ -16,7 +16,10 @@ import test_ssh
 from entrypoint.run_folder import read_json
 
 why_not = subprocess.run([sys.executable, "-c", "import supervisor"], capture_output=True).returncode != 0
-pytestmark = pytest.mark.skipif(why_not and os.environ.get("CI") != "true", reason="no supervisor here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(why_not and os.environ.get("CI") != "true", reason="no supervisor here"),
+]
 
 KEEP = """
 import json, sys

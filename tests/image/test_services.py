@@ -209,6 +209,17 @@ def test_where_sshd_cannot_be_one_line_says_so_and_shells_have_the_variables_all
     assert container.state["ExitCode"] == 143
 
 
+@pytest.mark.parametrize(("size", "said"), [("4k", "no ssh: no host key could be made"), ("40k", "no services: ")])
+def test_a_full_disk_costs_the_services_and_nothing_else(engine, visitor, size, said):
+    options = ("--tmpfs", f"/run:size={size}")
+    container = engine.start(options=options, variables={"PUBLIC_KEY": visitor.public})
+    container.wait_for("this container stays")
+    (line,) = [line for line in container.logs().splitlines() if line.startswith(said)]
+    assert line.endswith("No space left on device")
+    container.stop(20)
+    assert container.state["ExitCode"] == 143
+
+
 def test_a_second_up_in_a_container_leaves_the_services_to_the_first(engine, visitor):
     container = engine.start(options=visitor.options(), variables={"PUBLIC_KEY": visitor.public})
     visitor.visits(container)
