@@ -55,6 +55,9 @@ def test_each_kind_of_shell_has_every_variable_and_nothing_else_listens_or_compl
         assert {name: there.get(name) for name in GIVEN} == GIVEN, kind
         assert there["PATH"].startswith("/opt/venv/bin:"), kind
         assert not {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(there), kind
+    typed = test_ssh.parsed(container.execute("bash", "-ic", "env -0").encode())  # `docker exec -it … bash`
+    assert {name: typed.get(name) for name in GIVEN} == GIVEN
+    assert not {"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(typed)
     plan = json.loads(visitor.ssh("roundhouse plan --json").stdout)
     assert (plan["cluster"]["nodes"], plan["cluster"]["node_rank"]) == (2, 1)
     assert container.listening() == {22} < declared()
