@@ -212,6 +212,19 @@ def test_where_sshd_cannot_be_one_line_says_so_and_shells_have_the_variables_all
     assert container.state["ExitCode"] == 143
 
 
+@pytest.mark.slow
+def test_a_user_without_name_or_rights_on_a_read_only_root_has_services_too(engine):
+    options = (*ROOTLESS, "--security-opt", "no-new-privileges")
+    container = engine.start(options=options, variables={"JUPYTER_PASSWORD": "a b$c*;x"})
+    container.wait_for("is running at")
+    container.wait_until(lambda: "jupyter: running" in container.execute("roundhouse", "status"), "not running")
+    assert container.listening() == {8888}
+    assert containers.complaints(container.logs()) == []
+    assert container.execute("ls", "/tmp/roundhouse-1234/run").split().count("environment.sh") == 1
+    container.stop(20)
+    assert container.state["ExitCode"] == 143
+
+
 @pytest.mark.parametrize(("size", "said"), [("4k", "no ssh: no host key could be made"), ("40k", "no services: ")])
 def test_a_full_disk_costs_the_services_and_nothing_else(engine, visitor, size, said):
     options = ("--tmpfs", f"/run:size={size}")
