@@ -119,7 +119,8 @@ def local(context: Context, nodes: int, processes: int, namespaces: bool, words:
     gpus = visible_gpus(context.variables.get("CUDA_VISIBLE_DEVICES"), probe(volume).gpus or ())
     if 0 < len(gpus) < nodes * processes:
         click.echo(f"{len(gpus)} GPUs are too few for {nodes * processes} processes; they train on the CPU", err=True)
-    variables = {**context.variables, "TRAIN_VOLUME": str(volume)}
+    # The machine is not one node's to stop.
+    variables = {**context.variables, "TRAIN_VOLUME": str(volume), "TRAIN_ON_EXIT": "exit"}
     with contextlib.ExitStack() as stack:
         networks = stack.enter_context(Namespaces(nodes)) if namespaces else None
         cluster = stack.enter_context(

@@ -99,14 +99,14 @@ class Afterwards:
         assert cloud is not None
         marker = _Marker(end.folder, f"{cloud.kind} {cloud.machine}")
         if (accepted := marker.accepted()) is not None:
-            return self._otherwise(end, f", and this machine was asked to stop for it once ({accepted}): not again")
+            return self._otherwise(end, f", and this machine was stopped for it once ({accepted}): not again")
         if end.has_failed and self._ending.failure_seconds and not self._is_left_alone(end, action):
             return None
         marker.note(action, accepted=False)
         try:
             answer = stop_machine.ask(cloud, action, self._variables, say=self._say, wait=self._interrupts.wait)
-        except stop_machine.Interrupted:
-            return None
+        except stop_machine.Interrupted:  # the stop was faster than its answer, or somebody else's
+            return marker.note(action, accepted=True)
         if answer.kind == "accepted":
             marker.note(action, accepted=True)
             self._say(f"{end.what}; {cloud.name} was asked to {action} this machine, and does: {answer.text}")
@@ -119,9 +119,7 @@ class Afterwards:
         seconds = self._ending.failure_seconds
         at = time.strftime("%H:%M UTC", time.gmtime(time.time() + seconds))
         line = f"{end.what}; this machine is asked to {action} at {at}; `touch {self._runtime.keep}` keeps it"
-        self._runtime.tell(
-            f"{banner(end, None)}\nThis machine is asked to {action} at {at}: touch {self._runtime.keep}\n"
-        )
+        self._runtime.tell(f"{banner(end, None)}{line}\n")
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             self._say(line)

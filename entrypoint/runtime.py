@@ -38,7 +38,7 @@ class Runtime:
 
     @property
     def banner(self) -> Path:
-        """Shown by each new shell (image/profile.sh); not there: nothing to say."""
+        """Shown by each new shell (image/shell.sh); not there: nothing to say."""
         return self.folder / "banner"
 
     @property

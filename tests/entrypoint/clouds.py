@@ -25,6 +25,7 @@ class Api:
 
     script: list = field(default_factory=lambda: [OK])
     seen: list = field(default_factory=list)
+    host: str = "127.0.0.1"
 
     def __enter__(self) -> "Api":
         api = self
@@ -42,9 +43,9 @@ class Api:
                 pass
 
         self.over = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer((self.host, 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.url = f"http://{self.host}:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 

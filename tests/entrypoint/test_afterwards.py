@@ -121,7 +121,7 @@ def test_a_finished_run_stops_its_machine_once_and_a_start_after_that_is_left_al
         assert one.process.poll() is None  # until the cloud's signal
         assert one.stop() == 0
         again = container(**STOP, TRAIN_CLOUD_API=api.url)  # a person wants to look at the results
-        again.wait_for("asked to stop for it once")
+        again.wait_for("was stopped for it once")
         again.wait_for("this container stays")
         assert again.stop() == 0
         assert len(api.seen) == 1
@@ -137,11 +137,23 @@ def test_a_finished_run_stops_its_machine_once_and_a_start_after_that_is_left_al
     assert [seen.path for seen in api.seen] == [f"/console.vast.ai/api/v0/instances/{n}/" for n in (4711, 4712, 4711)]
 
 
-def test_what_was_asked_and_not_taken_is_asked_again_by_the_next_start(container):
+def test_a_stop_that_is_faster_than_its_answer_was_the_one(container):
+    """The machine goes down while the answer is on its way; a person who starts it again is left alone."""
     with Api(["stall"]) as api:
         one = container(**STOP, TRAIN_CLOUD_API=api.url)
         api.wait_for(1)
         assert one.stop() == 0  # at once, although the server stalls
+        again = container(**STOP, TRAIN_CLOUD_API=api.url)
+        again.wait_for("was stopped for it once")
+        assert len(api.seen) == 1
+
+
+def test_what_was_asked_and_not_taken_is_asked_again_by_the_next_start(container):
+    with Api(["stall"]) as api:
+        one = container(**STOP, TRAIN_CLOUD_API=api.url)
+        api.wait_for(1)
+        one.process.kill()  # a crash of the host is no stop
+        one.process.wait()
     with Api() as api:
         again = container(**STOP, TRAIN_CLOUD_API=api.url)
         again.wait_for("and does")

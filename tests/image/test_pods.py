@@ -6,6 +6,7 @@ import shlex
 import containers
 import pytest
 import runs
+from clouds import Api
 
 POD = {"VAST_CONTAINERLABEL": "C.4711", "TRAIN_SCRIPT": "/workspace/own.py"}  # a platform that starts what has ended
 QUICK = ("--health-interval", "1s", "--health-retries", "2", "--health-start-period", "1ms")
@@ -98,6 +99,31 @@ def test_a_finished_run_has_its_machine_stopped_once_and_is_not_trained_again(en
     assert container.logs().count("[n0r0] step 3") == 1
 
 
+RUNPOD = {"RUNPOD_POD_ID": "abc123", "RUNPOD_API_KEY": "rpa_TOPSECRET", "TRAIN_SCRIPT": "/workspace/own.py"}
+
+
+def test_a_pod_of_runpod_is_stopped_by_the_api_that_takes_its_own_key(engine):
+    gateway = "{{(index .IPAM.Config 0).Gateway}}"
+    host = containers.docker("network", "inspect", "bridge", "-f", gateway).stdout.strip()
+    answers = [(503, ""), (401, {"error": "not with rpa_TOPSECRET"}), (200, {"data": {"podStop": {"id": "abc123"}}})]
+    volume = engine.volume(own_py=runs.SCRIPT)
+    with Api(answers, host=host) as api:
+        container = engine.start(
+            options=("-v", f"{volume}:/workspace"),
+            variables={**RUNPOD, "TRAIN_ARGS": "steps=3", "TRAIN_ON_EXIT": "stop", "TRAIN_CLOUD_API": api.url},
+        )
+        container.wait_for("Runpod was asked to stop this machine, and does: api.runpod.io answers 200")
+    assert [seen.path for seen in api.seen] == [
+        *["/rest.runpod.io/v1/pods/abc123/stop"] * 2,
+        "/api.runpod.io/graphql",
+    ]
+    assert "rpa_TOPSECRET" not in container.logs()
+    held = container.execute("grep", "-rl", "rpa_TOPSECRET", "/workspace", "/tmp", "/run", check=False).split()
+    assert all(path.startswith("/run/roundhouse/environment.") for path in held), held  # 0600, for shells
+    container.stop(30)
+    assert container.state["ExitCode"] == 0
+
+
 HOOKS = {
     "pre_start.sh": "echo before the services",
     "etc/roundhouse/hooks.d/10-fails.sh": "echo why >&2; exit 3",
@@ -147,10 +173,15 @@ def test_what_listens_while_it_trains_is_declared(engine):
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGKUBSUxhnz8+6sGkvkG1U7VMUGoB1VbAbHG1KdCTzYy someone"
     container = engine.start(
         options=("-v", f"{engine.volume(own_py=runs.SCRIPT)}:/workspace"),
-        variables={"TRAIN_SCRIPT": "/workspace/own.py", "TRAIN_ARGS": "steps=100000", "PUBLIC_KEY": key},
+        variables={
+            "TRAIN_SCRIPT": "/workspace/own.py",
+            "TRAIN_ARGS": "steps=100000",
+            "PUBLIC_KEY": key,
+            "JUPYTER_PASSWORD": "a pass word",
+        },
     )
     container.wait_for("[n0r0] step 3")
+    container.wait_until(lambda: ports <= container.listening(), "a service does not listen", 120)
     meeting = {29500}  # of the processes of one node (torch's store), for as long as it trains
-    listening = container.listening()
-    assert 22 in listening
-    assert listening - meeting <= ports, listening
+    assert container.listening() - meeting == ports
+    assert "a pass word" not in container.logs() + container.execute("ps", "-eo", "args")
