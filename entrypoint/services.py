@@ -148,7 +148,7 @@ class Beside:
         """A child of this process has ended, which somebody waited for."""
         if pid and pid == self._pid:
             self._pid = 0
-            print("the services' watch was killed, and they with it; training goes on", flush=True)
+            print("the services' watch has ended, and they with it; everything else goes on", flush=True)
             print("  fix: start the container again when it can be stopped", flush=True)
 
     def stop(self) -> None:

@@ -22,7 +22,7 @@ _HOST_KEYS = ("ed25519", "ecdsa")  # the second for old libraries; to make one o
 _CAPABILITIES = {"SETGID": 6, "SETUID": 7, "SYS_CHROOT": 18}  # sshd's own separation of privileges
 _SEPARATION = Path("/run/sshd")  # compiled into Debian's sshd
 # The address and port as seen from outside, where the platform tells them.
-_OUTSIDE = (("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_22"), ("PUBLIC_IPADDR", "VAST_TCP_PORT_22"))
+_OUTSIDE = (("RUNPOD_PUBLIC_IP", "RUNPOD_TCP_PORT_"), ("PUBLIC_IPADDR", "VAST_TCP_PORT_"))
 
 
 def service(variables: Mapping[str, str], folder: Path, say: Callable[[str], None]) -> Service | None:
@@ -59,7 +59,7 @@ def service(variables: Mapping[str, str], folder: Path, say: Callable[[str], Non
     return Service(
         "sshd",
         (program, "-D", "-e", "-f", str(folder / "sshd_config")),
-        f"port {port}{_outside(variables)}, {_count(keys.lines)} of {' and '.join(wanted)}; "
+        f"port {port}{_outside(variables, port)}, {_count(keys.lines)} of {' and '.join(wanted)}; "
         f"host key {_fingerprint(host_keys[0])}",
     )
 
@@ -141,11 +141,10 @@ def _fingerprint(host_key: Path) -> str:
     return f"{kind.removeprefix('ssh-').upper()} SHA256:{digest}"
 
 
-def _outside(variables: Mapping[str, str]) -> str:
-    for address, port in _OUTSIDE:
-        if variables.get(address) and variables.get(port):
-            user = pwd.getpwuid(os.geteuid()).pw_name
-            return f" (ssh {user}@{variables[address]} -p {variables[port]})"
+def _outside(variables: Mapping[str, str], port: int) -> str:
+    for address, prefix in _OUTSIDE:
+        if variables.get(address) and (outside := variables.get(f"{prefix}{port}")):
+            return f" (ssh {pwd.getpwuid(os.geteuid()).pw_name}@{variables[address]} -p {outside})"
     return ""
 
 

@@ -48,6 +48,7 @@ def parsed(output):
 def pod(tmp_path_factory):
     made = pods.Pod(tmp_path_factory.mktemp("pod"))
     variables = GIVEN | NO_NAMES | WORLD | {"TRAIN_LOCAL_CLUSTER": "1", "UID": "7", "TERM": "dumb", "PS1": "no> "}
+    variables |= {"RUNPOD_PUBLIC_IP": "203.0.113.5", f"RUNPOD_TCP_PORT_{made.port}": "40022"}
     with made.up(**variables):
         made.wait_for("Server listening")
         yield made
@@ -211,7 +212,9 @@ def test_the_start_says_who_may_come_in_and_which_host_key_it_is(pod):
     listed = subprocess.run(
         ["ssh-keygen", "-lf", pod.folder / "run/roundhouse/ssh_host_ed25519_key.pub"], capture_output=True, text=True
     )
-    assert f"sshd: port {pod.port}, 1 key of PUBLIC_KEY; host key ED25519 {listed.stdout.split()[1]}\n" in pod.said()
+    outside = "(ssh root@203.0.113.5 -p 40022)"
+    key = f"host key ED25519 {listed.stdout.split()[1]}"
+    assert f"sshd: port {pod.port} {outside}, 1 key of PUBLIC_KEY; {key}\n" in pod.said()
     assert f"[sshd] Server listening on 0.0.0.0 port {pod.port}.\n" in pod.said()
 
 
