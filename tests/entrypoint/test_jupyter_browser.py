@@ -87,7 +87,7 @@ def log_in(page, address, password=PASSWORD):
 
 def launcher(page):
     """The tiles, by the + that the notebook speaks of."""
-    page.get_by_role("button", name="New Launcher").click()
+    page.get_by_title("New Launcher", exact=True).click()
     return page.locator(".jp-LauncherCard")
 
 
