@@ -145,11 +145,7 @@ def configuration(
                 "tensorboard": {
                     "command": [],
                     "port": tensorboard_port,
-                    "launcher_entry": {
-                        "title": "TensorBoard",
-                        "category": "Other",
-                        "icon_path": str(LAB / "tensorboard.svg"),
-                    },
+                    "launcher_entry": {"title": "TensorBoard", "icon_path": str(LAB / "tensorboard.svg")},
                 }
             }
         },

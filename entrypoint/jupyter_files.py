@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from entrypoint import jupyter, private_folder, version
+from entrypoint.probe_machine import DIRECTORY_SECONDS, answer_within
 from entrypoint.run_folder import read_json, write_text
 from entrypoint.service import Service
 
@@ -42,18 +43,24 @@ def prepare(
         return ()
     jupyter.refuse_untypable(secret)
     origins, home = jupyter.origins(variables), variables.get("HOME")
-    root, opening = volume, None
-    if volume.is_dir():
-        opening = put_opening(volume, program(volume), say)
-    else:
-        root = Path(home or "/")
-        say(f"{volume} is not there: JupyterLab shows {root}")
+    try:
+        root, opening = answer_within(DIRECTORY_SECONDS, lambda: (volume, _look(volume, say)))
+    except (FileNotFoundError, TimeoutError) as error:
+        root, opening = Path(home or "/"), None
+        why = "does not answer" if isinstance(error, TimeoutError) else "is not there"
+        say(f"{volume} {why}: JupyterLab shows {root}")
     configuration = jupyter.configuration(secret, origins, root, opening, ipv6=_has_ipv6(), ports=ports)
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, document in ((jupyter.CONFIG, configuration), (jupyter.PAGE_CONFIG, jupyter.PAGE)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         private_folder.write_json(folder / name, document)
     return jupyter.services(secret, root, folder, python=sys.executable, home=home, ports=ports)
+
+
+def _look(volume: Path, say: Callable[[str], None]) -> str | None:
+    if not volume.is_dir():
+        raise FileNotFoundError
+    return put_opening(volume, program(volume), say)
 
 
 def _has_ipv6() -> bool:

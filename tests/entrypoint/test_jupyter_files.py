@@ -5,6 +5,7 @@ import os
 import stat
 
 import pytest
+from mounts import as_root, hung
 
 from entrypoint import jupyter, jupyter_files
 from entrypoint.jupyter_files import OPENING, put_opening
@@ -39,6 +40,14 @@ def test_without_the_volume_it_starts_in_the_home_and_says_so(tmp_path):
     assert lab.folder == tmp_path
     assert said == [f"{tmp_path}/volume is not there: JupyterLab shows {tmp_path}"]
     assert not (tmp_path / "volume").exists()  # a folder in its place would hide that the mount is missing
+
+
+@as_root
+def test_a_volume_that_hangs_is_not_waited_for(tmp_path):
+    said = []
+    with hung(tmp_path / "volume") as volume:
+        jupyter_files.prepare(VARIABLES | {"HOME": str(tmp_path)}, volume, tmp_path / "run", said.append)
+    assert said == [f"{volume} does not answer: JupyterLab shows {tmp_path}"]
 
 
 def test_a_volume_that_takes_no_notebook_is_no_reason_to_stay_away(tmp_path):

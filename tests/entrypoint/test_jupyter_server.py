@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-import websocket
-from notebooks import PASSWORD, Pod, xsrf
+from notebooks import PASSWORD, Pod, websocket, xsrf
 
 pytestmark = pytest.mark.slow
 OWN_PROXY = "https://abc123-8888.proxy.runpod.net"

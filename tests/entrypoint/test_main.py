@@ -110,3 +110,16 @@ def test_up_with_a_script_runs_it_and_ends_with_its_code(tmp_path):
     answer = run("up", TRAIN_VOLUME=str(tmp_path), TRAIN_SCRIPT=str(tmp_path / "mine.sh"), TRAIN_ARGS="'a b'")
     assert answer.returncode == 7, answer.stderr
     assert "rank 0 of 2 says a b" in answer.stdout
+
+
+def test_status_lists_every_run_the_newest_first(tmp_path):
+    answer = run("status", "--all", TRAIN_VOLUME=str(tmp_path))
+    assert (answer.returncode, answer.stdout) == (0, "no run yet\n"), answer.stderr
+    assert run("status", "--all", "--json", TRAIN_VOLUME=str(tmp_path)).stdout == "[]\n"
+    for age, name in enumerate(("new", "old", "oldest")):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        (folder / "plan.json").write_text("{}")
+        os.utime(folder / "plan.json", (1e9 - age, 1e9 - age))
+    answer = run("status", "--all", TRAIN_VOLUME=str(tmp_path))
+    assert answer.stdout.splitlines() == ["new: lost", "old: lost", "oldest: lost"], answer.stderr

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from notebooks import tool
 from runs import ROOT
 
 from entrypoint.jupyter_files import program, put_opening
@@ -39,7 +40,7 @@ def make_run(folder, files):
 
 def execute(volume, monkeypatch):
     """The outputs of its cells by the cells' names: text, or HTML."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    nbformat, nbclient = tool("nbformat"), tool("nbclient")
     monkeypatch.setenv("IPYTHONDIR", str(volume / ".ipython"))
     monkeypatch.delenv("TRAIN_SCRIPT", raising=False)
     notebook = nbformat.read(volume / put_opening(volume, program(volume)), as_version=4)
