@@ -48,6 +48,7 @@ from entrypoint.probe import probe
 from entrypoint.request import edits, read_request
 from entrypoint.run_folder import RunFolder
 from entrypoint.run_lock import living_holder
+from entrypoint.runtime import runtime_of
 
 _WHAT_THIS_IS = """\
 Roundhouse trains a script on this node, or on all nodes of a cluster, without editing it.
@@ -237,13 +238,14 @@ def status_command(context: Context, run: str | None, every: bool, as_json: bool
         listed = [status.read_status(folder) for folder in status.all_runs(volume)]
         click.echo(json.dumps(listed, indent=1) if as_json else "\n".join(map(status.to_text, listed)) or "no run yet")
         return
-    here = services.told_here()
+    here, refused = services.told_here(), runtime_of(context.variables).refused()
     try:
-        found = status.read_status(_find(context, run))
+        # Runs that lie on the volume are another start's.
+        found = status.without_run(refused) if refused and not run else status.read_status(_find(context, run))
     except SettingError:
         if run or not here:
             raise
-        found = {"run": None, "state": None, "exit_code": None}
+        found = status.without_run(None)
     found["services"] = here or found.get("services", [])
     click.echo(json.dumps(found, indent=1) if as_json else status.to_text(found))
     sys.exit(status.exit_code(found))

@@ -24,6 +24,7 @@ class State:
     exit_code: int | None = None  # None: it is being trained
     trouble: str | None = None  # what a person has to see to
     token: str = ""  # of the start: a later one has another
+    pid: int = 0
 
 
 class Runtime:
@@ -48,7 +49,7 @@ class Runtime:
 
     def begin(self, run: Path | None, node: int) -> State:
         """Note a start; what an earlier one left to say is taken away."""
-        state = State(None if run is None else str(run), node, token=uuid4().hex)
+        state = State(None if run is None else str(run), node, token=uuid4().hex, pid=os.getpid())
         self.write(state)
         for path in (self.banner, self.keep):
             with contextlib.suppress(OSError):
@@ -64,6 +65,13 @@ class Runtime:
             return State(**document)
         except (OSError, ValueError, TypeError):
             return None
+
+    def refused(self) -> int | None:
+        """The exit code of the container's own start, where it came to nothing and stays; None: it did not."""
+        state = self.read()
+        if state is None or state.run is not None or not Path(f"/proc/{state.pid}").exists():
+            return None
+        return state.exit_code
 
     def tell(self, text: str) -> None:
         """What each new shell is to show."""

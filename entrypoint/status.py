@@ -69,7 +69,7 @@ def to_text(status: dict[str, Any]) -> str:
     ddp: running, step 7/9, pid 5 of a
     sshd: gave up: Address already in use
     """
-    lines = [_run(status)] if status.get("run") else ["no run yet"]
+    lines = [_run(status) if status.get("run") else _no_run(status.get("exit_code"))]
     lines += [_service(one) for one in status.get("services", ()) if one["state"] != "stopped"]
     return "\n".join(lines)
 
@@ -81,6 +81,19 @@ def _service(one: dict[str, Any]) -> str:
     """
     more = f": {one['text']}" if one["text"] else f", {one['reach']}"
     return f"{one['name']}: {one['state']}{more}"
+
+
+def without_run(refused: int | None) -> dict[str, Any]:
+    """Of a container that trains nothing; `refused`: the exit code of a start that came to nothing."""
+    return {"run": None, "state": "failed" if refused else None, "exit_code": refused}
+
+
+def _no_run(refused: int | None) -> str:
+    return (
+        f"no run: the start has failed with exit code {refused}; the container's log says why"
+        if refused
+        else "no run yet"
+    )
 
 
 def _run(status: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ class Container:
         return self.log.read_text()
 
     def wait_for(self, text: str) -> None:
-        runs.wait_for(lambda: text in self.said() or self.process.poll() is not None, text, seconds=30)
+        runs.wait_for(lambda: text in self.said() or self.process.poll() is not None, text, seconds=90)
         assert text in self.said(), self.said()
 
     def stop(self) -> int:
@@ -104,6 +104,9 @@ def test_a_start_that_fails_stays_too_instead_of_being_tried_for_ever(container)
     assert "error: TRAIN_NODES" in one.runtime.banner.read_text()
     health = one.command("health")
     assert (health.returncode, "failed with exit code 78" in health.stdout) == (1, True)
+    status = one.command("status")
+    assert (status.returncode, "the start has failed with exit code 78" in status.stdout) == (78, True)
+    assert runs.json.loads(one.command("status", "--json").stdout)["exit_code"] == 78
     assert one.stop() == 78
 
 
