@@ -91,7 +91,7 @@ def test_a_state_that_is_not_ours_to_read_is_none(tmp_path):
     assert look({"TRAIN_RUNTIME": str(tmp_path)}).healthy
 
 
-def test_it_is_cheap(tmp_path):
+def test_it_imports_nothing_large(tmp_path):
     """As the image's command asks: without what the other commands import."""
     code = """if True:
         import sys
@@ -100,13 +100,7 @@ def test_it_is_cheap(tmp_path):
         assert not {"click", "rich", "psutil", "asyncio", "torch", "yaml"} & set(sys.modules), sys.modules
         sys.exit(code)
     """
-    command = [sys.executable, "-c", code]
-    times = []
-    for _ in range(3):
-        began = time.monotonic()
-        subprocess.run(command, cwd=runs.ROOT, check=True, stdout=subprocess.DEVNULL)
-        times.append(time.monotonic() - began)
-    assert min(times) < 0.3
+    subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.torch
