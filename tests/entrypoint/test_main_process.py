@@ -25,7 +25,7 @@ pytestmark = [
 TINI = pytest.param(("tini", "-g", "--"), marks=pytest.mark.skipif(not shutil.which("tini"), reason="no tini here"))
 INITS = pytest.mark.parametrize("init", [TINI, ()], ids=["tini", "none"])
 ORPHANS = """
-import os, time
+import contextlib, os, time
 from pathlib import Path
 
 for _ in range(100):
@@ -34,9 +34,18 @@ for _ in range(100):
             time.sleep(0.1)
         os._exit(0)
     os.waitpid(child, 0)
-time.sleep(1.5)
-states = [path.read_text().rpartition(")")[2].split()[0] for path in Path("/proc").glob("[0-9]*/stat")]
-print("zombies:", states.count("Z"))
+
+def count():
+    states = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return states.count("Z")
+
+until = time.monotonic() + 20
+while time.monotonic() < until and (time.sleep(0.5) or count()):
+    pass
+print("zombies:", count())
 """
 
 
