@@ -43,6 +43,11 @@ def free_ports(count):
     return tuple(ports)
 
 
+def is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
 class Lab:
     """What is behind a port of this machine, as a browser or a program meets it."""
 

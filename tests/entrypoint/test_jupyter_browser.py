@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from metrics import Metrics
-from notebooks import PASSWORD, Pod, free_ports, tool
+from notebooks import PASSWORD, Pod, is_free, tool
 from options import Options
 from runs import wait_for
 
@@ -78,7 +78,12 @@ def picture(page, name):
 
 
 def log_in(page, address, password=PASSWORD):
-    page.goto(address)
+    try:
+        page.goto(address)
+    except tool("playwright.sync_api").Error as error:  # a container elsewhere on the machine has come or gone
+        if "ERR_NETWORK_CHANGED" not in str(error):
+            raise
+        page.goto(address)
     page.fill("input[name=password]", password)
     page.click("#login_submit")
 
@@ -177,7 +182,8 @@ http {{
   }}
 }}
 """
-PROXY_PORT = free_ports(1)[0]
+# Below the ports that the kernel gives to others, since it is chosen long before it is used.
+PROXY_PORT = next(port for port in range(20443, 32768) if is_free(port))
 
 
 @pytest.fixture
