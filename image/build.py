@@ -31,14 +31,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("image", "reproduce", "verify"))
     parser.add_argument("name", metavar="VARIANT or IMAGE")
-    parser.add_argument("--no-cache-filter", metavar="STAGES", help="reproduce: no cache for these stages only")
     arguments = parser.parse_args()
     try:
         if arguments.command == "image":
             return image(arguments.name)
         if arguments.command == "verify":
             return verify(arguments.name)
-        return reproduce(arguments.name, arguments.no_cache_filter)
+        return reproduce(arguments.name)
     except subprocess.CalledProcessError as error:
         print(
             f"error: `{' '.join(error.cmd[:4])} …` ended with {error.returncode}; its output is above", file=sys.stderr
@@ -54,13 +53,13 @@ def image(variant: str) -> int:
     return 0
 
 
-def reproduce(variant: str, stages: str | None) -> int:
+def reproduce(variant: str) -> int:
     layouts = [BUILDS / f"{variant}-{number}" for number in (1, 2)]
     for layout in layouts:
         with tempfile.TemporaryDirectory(prefix="roundhouse-") as folder:
             checkout = Path(folder) / layout.name
             copy_checkout(checkout)
-            build(variant, checkout, layout, [f"--set=*.no-cache-filter={stages}"] if stages else ["--no-cache"])
+            build(variant, checkout, layout, ["--no-cache"])
     load(layouts[0])
     one, other = (oci.read_image(layout) for layout in layouts)
     print(oci.sizes(one))
