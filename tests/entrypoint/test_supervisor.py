@@ -189,7 +189,8 @@ def test_a_service_that_talks_without_end_fills_neither_the_screen_nor_the_disk(
     runs.wait_for(lambda: kept.states() == {"loud": "running"}, "not running")
     kept.stop()
     shown = kept.said().splitlines()
-    assert all(re.fullmatch(r"\[loud\] line \d+", line) for line in shown[:30])
+    # One may tell how much was passed over, and the next begin in the middle of a line.
+    assert sum(bool(re.fullmatch(r"\[loud\] line \d+", line)) for line in shown[:30]) >= 28, shown[:30]
     (more,) = [line for line in shown[30:] if line]
     assert re.fullmatch(rf"\[loud\] \(\d+ more lines are in {tmp_path}/logs/loud.log\)", more)
     assert sum(path.stat().st_size for path in (tmp_path / "logs").iterdir()) < 3 << 20
