@@ -41,7 +41,8 @@ def set_up(command: str, environment: Mapping[str, str], launch: Launch, stop: S
             )
     except OSError as error:
         raise MachineError(
-            f"TRAIN_SETUP could not be started: {error.filename}: {error.strerror}", fix="see above"
+            f"TRAIN_SETUP could not be started: {error.filename}: {error.strerror}",
+            fix="mend what this names: the volume of the run, or bash in this image",
         ) from None
     try:
         while child.poll() is None:

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 import trial
 from containers import IMAGE, Container, complaints, docker
+from leave_out import leave_out
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = "--steps 3 --seq-length 32 --global-batch 2 --log-every 1"
@@ -45,7 +46,7 @@ class Project:
 @pytest.fixture
 def project(engine, tmp_path):
     if docker("compose", "version", check=False).returncode != 0:
-        pytest.fail("CI=true, and no docker compose") if os.environ.get("CI") == "true" else pytest.skip("no compose")
+        leave_out("no docker compose")
     made = []
 
     def make(*words, **keys):

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from leave_out import leave_out
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = ROOT / "image"
@@ -203,8 +204,7 @@ def test_a_wheel_that_is_not_what_was_asked_for_is_refused(libraries, tmp_path, 
 def wheel():
     found = sorted((ROOT / "dist").glob("deepspeed-*+cpu*.whl"))
     if not found:
-        no_wheel = "no wheel of DeepSpeed in dist/: make wheel"
-        pytest.fail(f"CI=true, and {no_wheel}") if os.environ.get("CI") == "true" else pytest.skip(no_wheel)
+        leave_out("no wheel of DeepSpeed in dist/: make wheel")
     return found[-1]
 
 
