@@ -1,18 +1,29 @@
 """Which samples a step sees: a function of (seed, step) alone, the same on 1, 2 or 64 processes and after a resume."""
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
+_STEPS_AT_ONCE = 32  # numpy costs by the call, not by the number
 _ROUNDS = 4  # Luby and Rackoff 1988: four rounds of a pseudorandom function make a pseudorandom permutation
 
 
 def samples_of_step(seed: int, step: int, global_batch: int, count: int) -> np.ndarray:
     """Indices (global_batch,) of the samples that update `step` sees, out of `count`; each epoch sees each once."""
-    positions = np.arange(step * global_batch, (step + 1) * global_batch, dtype=np.int64)
+    return _samples_of_block(seed, step // _STEPS_AT_ONCE, global_batch, count)[step % _STEPS_AT_ONCE]
+
+
+@lru_cache(maxsize=2)
+def _samples_of_block(seed: int, block: int, global_batch: int, count: int) -> np.ndarray:
+    """Indices (steps, global_batch) of the samples of as many steps as are made at once."""
+    size = _STEPS_AT_ONCE * global_batch
+    positions = np.arange(block * size, (block + 1) * size, dtype=np.int64)
     epochs = positions // count
     parts = [shuffled(positions[epochs == epoch] % count, count, seed, int(epoch)) for epoch in np.unique(epochs)]
-    return np.concatenate(parts)
+    samples = np.concatenate(parts).reshape(_STEPS_AT_ONCE, global_batch)
+    samples.flags.writeable = False  # it is shared
+    return samples
 
 
 def shuffled(positions: np.ndarray, count: int, seed: int, epoch: int) -> np.ndarray:
