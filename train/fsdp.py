@@ -47,6 +47,7 @@ def train(run: Run) -> int:
     while step < options.steps:
         set_rate(optimizer, run.rate(step))
         loss = gradients(model, run.batch(step), run)
+        run.agree(step + 1)
         finite = update(model, optimizer, options.clip)
         step += 1
         due = run.step_done(step, loss, finite=finite)
@@ -69,7 +70,8 @@ def shard(model: nn.Module, options: FsdpOptions, process: Process, *, bfloat16:
         "offload_policy": CPUOffloadPolicy(pin_memory=process.device.type == "cuda")
         if options.offload
         else OffloadPolicy(),
-        "reshard_after_forward": options.strategy != "grad-op",
+        # None: all but the root, which the backward pass would gather again at once.
+        "reshard_after_forward": False if options.strategy == "grad-op" else None,
     }
     for block in blocks_of(model):
         fully_shard(block, **settings)

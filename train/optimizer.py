@@ -27,10 +27,12 @@ def update(model: nn.Module, optimizer: Optimizer, clip: float) -> bool:
 
     The norm is that of the whole model, so every rank comes to the same answer without asking.
     """
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
-    full = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor is one rank's view
-    finite = bool(torch.isfinite(full))
+    norm = nn.utils.get_total_norm(p.grad for p in model.parameters() if p.grad is not None)
+    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # a DTensor is one rank's view
+    finite = bool(torch.isfinite(norm))
     if finite:
+        if clip:
+            nn.utils.clip_grads_with_norm_(model.parameters(), clip, norm)
         optimizer.step()
     optimizer.zero_grad()
     return finite
