@@ -27,7 +27,8 @@ def train(run: Run) -> int:
     model = build_model(options, run.samples.vocabulary).to(process.device)
     if options.compile:
         compile_blocks(model)
-    ddp = DistributedDataParallel(model, device_ids=[process.local_rank] if process.device.type == "cuda" else None)
+    devices = [process.local_rank] if process.device.type == "cuda" else None
+    ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
     assert_in_force(ddp, process)
     optimizer = make_optimizer(model, options)
 
@@ -39,6 +40,7 @@ def train(run: Run) -> int:
     while step < options.steps:
         set_rate(optimizer, run.rate(step))
         loss = gradients(ddp, run.batch(step), run)
+        run.agree(step + 1)
         finite = update(ddp, optimizer, options.clip)
         step += 1
         due = run.step_done(step, loss, finite=finite)

@@ -158,6 +158,9 @@ class Steps(TrainerCallback):
         self.trainer.share.zero_()
         self.trainer.finite = True
 
+    def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self.run.agree(state.global_step + 1)
+
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
         trainer.due = self.run.step_done(state.global_step, trainer.share, finite=trainer.finite)

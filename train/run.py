@@ -77,6 +77,7 @@ class Run:
         self._stop, self._saves = StopRequest.from_environment(), Cadence(options.save_every)
         self._skipped = 0
         self._leaving = False  # the next save is the last
+        self._travel: dist.Work | None = None  # of the flags, between agree() and step_done()
         self.form = "torch.distributed.checkpoint"
 
     @property
@@ -121,7 +122,7 @@ class Run:
         together = samples_of_step(options.seed, step, options.global_batch, len(train))
         inputs, targets = train.rows(together[self.process.rank :: self.process.world_size])
         # Dropout, too, is a function of seed, step and rank: a resume needs no state of a random generator.
-        torch.manual_seed(hash((options.seed, step, self.process.rank)))
+        seed_all(hash((options.seed, step, self.process.rank)), self.process.device)
         # At least 1: of conversations that are cut before an answer, a whole batch may teach nothing.
         learnt = max(1, train.learnt(together))
         return Batch(inputs.to(self.process.device), targets.to(self.process.device), learnt)
@@ -129,18 +130,28 @@ class Run:
     def rate(self, step: int) -> float:
         return learning_rate(self.options, step)
 
-    def step_done(self, step: int, loss: Tensor, *, finite: bool = True) -> Due:
-        """Count the step, log it where it is due, and agree with all ranks on what to do now.
+    def agree(self, step: int) -> None:
+        """Tell all ranks what this one wants after this step; `step_done` reads what all want.
 
-        `loss` is this rank's share of the global mean. The flags travel as a CPU tensor, so that nobody waits for a
-        GPU; only a step that is logged waits for its loss.
+        The flags travel while the optimizer steps, and as a CPU tensor, so that nobody waits for a GPU.
+        """
+        wanted = self._stop.seen(), self.process.is_first and self._saves.due(step)
+        self._flags = torch.tensor(wanted, dtype=torch.int)
+        self._travel = dist.all_reduce(self._flags, async_op=True)
+
+    def step_done(self, step: int, loss: Tensor, *, finite: bool = True) -> Due:
+        """Count the step, log it where it is due, and return what all ranks do now.
+
+        `loss` is this rank's share of the global mean; only a step that is logged waits for it.
         """
         self.metrics.step_done(step)
         self._count_skipped(step, finite)
         last = step == self.options.steps
-        flags = torch.tensor([float(self._stop.seen()), float(self.process.is_first and self._saves.due(step))])
-        dist.all_reduce(flags)
-        stop, save = (flags > 0).tolist()
+        if self._travel is None:
+            self.agree(step)
+        self._travel.wait()
+        self._travel = None
+        stop, save = (flag > 0 for flag in self._flags.tolist())
         self._leaving = last or stop
         validate = last or step % self.options.eval_every == 0
         if last or stop or validate or step % self.options.log_every == 0:
@@ -238,6 +249,13 @@ def open_samples(options: Options, folder: Path) -> Samples:
     """Rank 0 writes the samples to the volume, however long it takes; everybody maps them."""
     process_group.first_does(lambda: tokenized.prepare(options, folder))
     return samples.open_prepared(folder, options.seq_length)
+
+
+def seed_all(seed: int, device: torch.device) -> None:
+    """As torch.manual_seed, which looks at every kind of accelerator each time: 0.1 ms."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def wants_bfloat16(options: Options, device: torch.device) -> bool:

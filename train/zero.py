@@ -58,6 +58,7 @@ def train(run: Run) -> int:
     while step < options.steps:
         set_rate(engine.optimizer, run.rate(step))
         loss = gradients(engine, run.batch(step), run)
+        run.agree(step + 1)
         finite = update(engine)
         step += 1
         due = run.step_done(step, loss, finite=finite)
