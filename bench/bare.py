@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from model import blocks_of, build_model
+from optimizer import make_optimizer
 from options import Options
 from torch import Tensor, nn
 
@@ -44,10 +45,6 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
 
 
-def adamw(model: nn.Module, options: Options) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), fused=True)
-
-
 def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> Step:
     def step(batch: Tensor) -> None:
         loss_of(model, batch).backward()
@@ -61,7 +58,7 @@ def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, options: Opti
 def ddp(options: Options) -> Step:
     model = build_model(options, 256).to(device())
     wrapped = nn.parallel.DistributedDataParallel(model)
-    return plain_step(wrapped, adamw(model, options), options)
+    return plain_step(wrapped, make_optimizer(model, options), options)
 
 
 def fsdp(options: Options) -> Step:
@@ -74,7 +71,7 @@ def fsdp(options: Options) -> Step:
     for block in blocks_of(model):
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    return plain_step(model, adamw(model, options), options)
+    return plain_step(model, make_optimizer(model, options), options)
 
 
 def zero(options: Options) -> Step:
@@ -90,7 +87,7 @@ def zero(options: Options) -> Step:
         "zero_allow_untested_optimizer": True,
         "bf16": {"enabled": torch.cuda.is_available()},
     }
-    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model, options), config=config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model, options), config=config)
 
     def step(batch: Tensor) -> None:
         engine.backward(loss_of(engine, batch))
@@ -161,7 +158,7 @@ def accelerate(options: Options) -> Step:
 
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     bare = build_model(options, 256)
-    model, optimizer = accelerator.prepare(bare, adamw(bare, options))
+    model, optimizer = accelerator.prepare(bare, make_optimizer(bare, options))
 
     def step(batch: Tensor) -> None:
         accelerator.backward(loss_of(model, batch))

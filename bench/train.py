@@ -23,7 +23,7 @@ PAIRS = {
 }
 DEFAULTS = [
     "--steps",
-    "70",
+    "150",
     "--seq-length",
     "256",
     "--global-batch",
