@@ -87,6 +87,8 @@ target "image" {
     "org.opencontainers.image.licenses" = "Apache-2.0"
     "roundhouse.variant"                = row.name
     "roundhouse.builder"                = BUILDER
+    "roundhouse.ops"                    = row.cuda == "" ? DS_OPS_CPU : DS_OPS_CUDA
+    "roundhouse.architectures"          = row.cuda == "" ? "" : TORCH_CUDA_ARCH_LIST
   }
 }
 

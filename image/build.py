@@ -17,13 +17,20 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import oci
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILDS = ROOT / "build"
+# Labels of an image, and the variables of docker-bake.hcl that they were made from.
+RECORDED = {
+    "org.opencontainers.image.revision": ("REVISION",),
+    "org.opencontainers.image.version": ("VERSION",),
+    "roundhouse.ops": ("DS_OPS_CPU", "DS_OPS_CUDA"),
+    "roundhouse.architectures": ("TORCH_CUDA_ARCH_LIST",),
+}
 EXPORT = "rewrite-timestamp=true,oci-mediatypes=true,compression=gzip,force-compression=true"
 
 
@@ -82,7 +89,7 @@ def verify(name: str) -> int:
         archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
         # No cache: the layers that this engine built before would be compared with themselves.
-        build(variant, Path(folder), ours, ["--no-cache"], revision)
+        build(variant, Path(folder), ours, ["--no-cache"], recorded(labels))
     rebuilt = oci.read_image(ours)
     if labels.get("roundhouse.builder") == builder():
         same = oci.compare(published, rebuilt)
@@ -95,6 +102,11 @@ def verify(name: str) -> int:
     return 0 if same else 1
 
 
+def recorded(labels: Mapping[str, str]) -> dict[str, str]:
+    """The variables of docker-bake.hcl that an image was built with, as far as its labels say."""
+    return {name: labels[label] for label, names in RECORDED.items() if labels.get(label) is not None for name in names}
+
+
 def copy_checkout(folder: Path) -> None:
     """A copy of the files that git knows or would take, with other times and another path than theirs."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -105,22 +117,24 @@ def copy_checkout(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
-def build(variant: str, checkout: Path, layout: Path, options: Sequence[str] = (), revision: str = "") -> None:
-    """Build the variant of a checkout into a layout.
+def build(
+    variant: str, checkout: Path, layout: Path, options: Sequence[str] = (), variables: Mapping[str, str] | None = None
+) -> None:
+    """Build the variant of a checkout into a layout; `variables` count more than the environment's.
 
     Raises:
         CalledProcessError: the build failed; its output says why.
     """
     shutil.rmtree(layout, ignore_errors=True)
     layout.parent.mkdir(exist_ok=True)
-    given = {"REVISION": revision or described_revision(), "BUILDER": builder(), "ROOTFS": str(BUILDS / "base")}
+    given = {"REVISION": described_revision(), "BUILDER": builder(), "ROOTFS": str(BUILDS / "base")}
     if (BUILDS / "base" / "rootfs.tar").exists():
         given["BASE"] = "target:rootfs"
     command = ["docker", "buildx", "bake", "--progress=plain", *options, variant]
     command.append(f"--set={variant}.output=type=oci,dest={layout},tar=false,{EXPORT}")
     start = time.monotonic()
     print(f"building {variant} in {checkout}", flush=True)
-    subprocess.run(command, cwd=checkout, check=True, env={**given, **os.environ})
+    subprocess.run(command, cwd=checkout, check=True, env={**given, **os.environ, **(variables or {})})
     print(f"built {variant} in {time.monotonic() - start:.0f} s", flush=True)
 
 

@@ -39,6 +39,16 @@ def bake(*targets: str, **variables: str) -> dict[str, Any]:
     return found
 
 
+def script(name: str) -> Any:
+    """image/NAME.py as a module: `build` is also the name of a package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "image" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def locked(name: str) -> dict[str, str]:
     text = (REQUIREMENTS / name).read_text()
     return dict(re.findall(r"^([\w.-]+)==([^\s;]+)", text, re.MULTILINE))
@@ -109,6 +119,23 @@ def test_the_date_of_all_files_and_of_the_label_is_that_of_the_lock():
 
 
 @buildx
+@pytest.mark.parametrize("target", ["cuda", "cpu"])
+def test_labels_say_what_an_image_was_built_from_so_that_it_can_be_built_again(target, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "image")
+    variables = {
+        "REVISION": "0" * 40,
+        "VERSION": "9.9.9",
+        "DS_OPS_CPU": "CPU_ADAM SHM_COMM",
+        "DS_OPS_CUDA": "FUSED_ADAM CPU_ADAM UTILS",
+        "TORCH_CUDA_ARCH_LIST": "9.0",
+    }
+    first = bake(target, **variables)[target]
+    again = bake(target, **script("build").recorded(first["labels"]))[target]
+    assert again == first
+    assert bake(target)[target]["args"] != first["args"]
+
+
+@buildx
 def test_inputs_are_empty_unless_given_and_then_reach_the_build(tmp_path):
     plain = bake("cpu")["cpu"]
     assert set(plain["contexts"]) == {"base"}
@@ -172,11 +199,7 @@ def test_the_context_of_the_build_is_what_goes_into_the_image():
 
 
 def test_the_table_of_the_readme_is_the_version_table():
-    spec = importlib.util.spec_from_file_location("table", ROOT / "image" / "table.py")
-    assert spec
-    assert spec.loader
-    table = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table)
+    table = script("table")
     assert {row["name"] for row in table.rows()} >= {"cuda", "cpu"}
     assert table.markdown_table() in (ROOT / "README.md").read_text()
 
