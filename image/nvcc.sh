@@ -3,7 +3,12 @@
 # temporary files; its manual wants another seed for each file.
 set -Eeuo pipefail
 seed=deepspeed
+arguments=()
 for argument in "$@"; do
-  [[ $argument != *.cu ]] || seed=$argument
+  case $argument in
+    *.cu) seed=$argument ;;
+    -lineinfo) continue ;; # has the time of each header, which is when pip unpacked it
+  esac
+  arguments+=("$argument")
 done
-exec "$CUDA_HOME/bin/nvcc" "$@" --frandom-seed="$seed" -objtemp
+exec "$CUDA_HOME/bin/nvcc" "${arguments[@]}" --frandom-seed="$seed" -objtemp

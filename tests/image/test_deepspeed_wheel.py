@@ -49,6 +49,17 @@ def test_other_arguments_of_the_compiler_stay_as_they_are():
     assert "__AVX2__" not in macros("-O2")
 
 
+def test_nvcc_is_given_nothing_that_differs_from_build_to_build(tmp_path):
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    nvcc.chmod(0o755)
+    given = ["-O3", "-lineinfo", "-DA=b c", "-c", "csrc/adam/one.cu", "-o", "one.o"]
+    done = run(IMAGE / "nvcc.sh", *given, env={**os.environ, "CUDA_HOME": str(tmp_path)}, check=True)
+    kept = [argument for argument in given if argument != "-lineinfo"]
+    assert done.stdout.splitlines() == [*kept, "--frandom-seed=csrc/adam/one.cu", "-objtemp"]
+
+
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
     """Shared libraries with one instruction each, by that instruction."""
