@@ -109,8 +109,12 @@ class Pod:
 
     def processes(self, word: str) -> list[psutil.Process]:
         """Those of this container with this word in their command."""
-        tree = psutil.Process(self.process.pid).children(recursive=True)
-        return [one for one in tree if one.is_running() and word in " ".join(one.cmdline())]
+        found = []
+        for one in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile, or is a zombie
+                if word in " ".join(one.cmdline()):
+                    found.append(one)
+        return found
 
     def ssh_words(self, *options: str, user: str = "root") -> list[str]:
         known = self.folder / "known_hosts"

@@ -98,14 +98,16 @@ def wait_for(condition, what, seconds=60):
         time.sleep(0.05)
 
 
-def wait_for_step(run, step):
-    def reached():
-        try:
-            return int((run / "step").read_text()) >= step
-        except (OSError, ValueError):
-            return False
+def step_of(run):
+    """The step that a run has reached; 0 while its step file is not there or is just being written."""
+    try:
+        return int((run / "step").read_text())
+    except (OSError, ValueError):
+        return 0
 
-    wait_for(reached, "the run did not get that far")
+
+def wait_for_step(run, step):
+    wait_for(lambda: step_of(run) >= step, "the run did not get that far")
 
 
 def processes_of(run):

@@ -72,7 +72,7 @@ def test_neither_a_killed_supervisor_nor_its_killed_watch_touches_the_run(pod):
         daemon.parent().kill()
         pod.wait_for("the services' watch has ended, and they with it; everything else goes on\n  fix: ")
         psutil.wait_procs([daemon], timeout=10)
-        runs.wait_for_step(run, int((run / "step").read_text()) + 10)
+        runs.wait_for_step(run, runs.step_of(run) + 10)
         assert pod.processes("supervisor.supervisord") == pod.processes("sshd -D") == []
         pod.signal(signal.SIGTERM)
         assert pod.process.wait(30) == 143
