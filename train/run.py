@@ -133,7 +133,8 @@ class Run:
     def agree(self, step: int) -> None:
         """Tell all ranks what this one wants after this step; `step_done` reads what all want.
 
-        The flags travel while the optimizer steps, and as a CPU tensor, so that nobody waits for a GPU.
+        The flags travel while the optimizer steps, and as a CPU tensor, so that nobody waits for a GPU. Where a recipe
+        does not call this, step_done does, and waits.
         """
         wanted = self._stop.seen(), self.process.is_first and self._saves.due(step)
         self._flags = torch.tensor(wanted, dtype=torch.int)
