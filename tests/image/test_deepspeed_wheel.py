@@ -19,9 +19,16 @@ from leave_out import leave_out
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = ROOT / "image"
 SCRIPT = IMAGE / "deepspeed_wheel.sh"
-_spec = importlib.util.spec_from_file_location("deepspeed_ops", IMAGE / "deepspeed_ops.py")
-deepspeed_ops = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(deepspeed_ops)
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, IMAGE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+deepspeed_ops, table = script("deepspeed_ops"), script("table")
 
 
 def run(*command, **options):
@@ -268,6 +275,20 @@ def test_the_wheel_holds_no_avx512_and_satisfies_the_lock(wheel, python):
     lock = (ROOT / "requirements" / "cpu.txt").read_text().splitlines()
     line = next(line for line in lock if line.startswith("deepspeed=="))
     assert parse_wheel_filename(wheel.name)[1] in Requirement(line.rstrip(" \\")).specifier
+
+
+@pytest.mark.image
+def test_the_wheel_for_gpus_holds_no_avx512_and_is_for_the_cuda_of_the_table(capsys):
+    found = sorted((ROOT / "dist").glob("deepspeed-*+cu1*.whl"))
+    if not found:
+        leave_out("no wheel of DeepSpeed for CUDA in dist/: docker buildx bake wheel-cuda")
+    torch = pytest.importorskip("torch")
+    row = next(row for row in table.rows() if row["name"] == "cuda")
+    here = ".".join((torch.version.cuda or "0.0").split(".")[:2])
+    other = [] if here == row["cuda"] else [f"the ops are for cuda_version {row['cuda']}, and torch here has {here}"]
+    assert deepspeed_ops.check_wheel(found[-1], ["FUSED_ADAM", "CPU_ADAM", "UTILS"]) == other
+    printed = capsys.readouterr().out
+    assert {"fused_adam_op", "cpu_adam_op", "utils_op"} <= {line.split()[0] for line in printed.splitlines()[1:]}
 
 
 @pytest.mark.image
