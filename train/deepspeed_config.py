@@ -51,7 +51,18 @@ def stage_of(config: dict[str, Any]) -> int:
 
 def offloads(config: dict[str, Any]) -> bool:
     """Whether the optimizer's state leaves the GPU, so that its step is made by the CPU."""
-    return (config["zero_optimization"].get("offload_optimizer") or {}).get("device", "none") != "none"
+    return _device(config, "offload_optimizer") != "none"
+
+
+def wanted_ops(config: dict[str, Any]) -> list[str]:
+    """DeepSpeed's ops, by its names, without which this configuration does not start."""
+    adam = offloads(config) and config.get("zero_force_ds_cpu_optimizer", True)
+    on_disk = "nvme" in (_device(config, "offload_optimizer"), _device(config, "offload_param"))
+    return ["cpu_adam"] * adam + ["async_io"] * on_disk
+
+
+def _device(config: dict[str, Any], section: str) -> str:
+    return str((config["zero_optimization"].get(section) or {}).get("device", "none"))
 
 
 def read_config(file: str) -> dict[str, Any]:

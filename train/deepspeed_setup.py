@@ -26,28 +26,38 @@ def load(process: Process) -> ModuleType:
     return deepspeed
 
 
+def refuse_without_ops(names: list[str]) -> list[str]:
+    """Those of DeepSpeed's ops that it will compile first, which takes minutes.
+
+    Raises Problem where one is neither in the wheel nor can be compiled: DeepSpeed would end in a traceback
+    (DeepSpeed#2503).
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.git_version_info import accelerator_name, installed_ops
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+    prebuilt = installed_ops if accelerator_name == get_accelerator().device_name() else {}
+    compiled = [name for name in names if not prebuilt.get(name)]
+    for name in compiled:
+        missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if not shutil.which(tool)]
+        if not missing and name == "async_io" and not ALL_OPS[name].is_compatible():
+            missing = ["libaio with its headers"]
+        if missing:
+            where = {"cpu_adam": "offload to CPU memory", "async_io": "offload to NVMe"}[name]
+            raise Problem(
+                f"{where} wants DeepSpeed's op {name}: not prebuilt here, and there is no {' and no '.join(missing)}",
+                fix=f"use an image that has the op, install {' and '.join(missing)}, or do without this offload",
+            )
+    return compiled
+
+
 def cpu_adam(optimizer: Optimizer) -> Optimizer:
     """DeepSpeed's Adam for state in CPU memory, with the groups and values of this AdamW."""
-    refuse_without_cpu_adam()
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     groups = [{name: group[name] for name in ("params", "weight_decay")} for group in optimizer.param_groups]
     chosen = {name: optimizer.defaults[name] for name in ("lr", "betas", "eps")}
     return DeepSpeedCPUAdam(groups, adamw_mode=True, **chosen)
-
-
-def refuse_without_cpu_adam() -> None:
-    """Problem where the op is neither in the wheel nor can be compiled: DeepSpeed would end in a traceback."""
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.git_version_info import accelerator_name, installed_ops
-
-    prebuilt = installed_ops.get("cpu_adam") and accelerator_name == get_accelerator().device_name()
-    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if not shutil.which(tool)]
-    if missing and not prebuilt:
-        raise Problem(
-            f"--offload wants DeepSpeed's op cpu_adam: not prebuilt here, and there is no {' and no '.join(missing)}",
-            fix="install a C++ compiler and ninja, build DeepSpeed with DS_BUILD_CPU_ADAM=1, or do without offload",
-        )
 
 
 def whole_state(model: nn.Module, *, keep: bool) -> dict[str, Tensor]:

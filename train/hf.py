@@ -12,6 +12,7 @@ import deepspeed_setup
 import pretrained
 import torch
 import torch.distributed as dist
+from deepspeed_config import wanted_ops
 from hf_arguments import arguments, deepspeed_config, form, refuse_impossible, refused_config, stage_of
 from loss import summed_loss
 from main import main
@@ -44,6 +45,8 @@ def train(run: Run) -> int:
     run.describe(model)
     if config:
         deepspeed_setup.load(process)
+        for op in deepspeed_setup.refuse_without_ops(wanted_ops(config)):
+            run.metrics.say(f"DeepSpeed's op {op} is not prebuilt here: it is compiled first, which takes minutes")
     trainer = RunTrainer(model, run, arguments(run, options, config), first_step=step)
 
     # 3) Step by step.

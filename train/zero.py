@@ -13,7 +13,7 @@ import deepspeed_setup
 import process_group
 import torch
 import torch.distributed as dist
-from deepspeed_config import make_config, offloads, stage_of
+from deepspeed_config import make_config, offloads, stage_of, wanted_ops
 from loss import summed_loss
 from main import main
 from model import build_model, compile_blocks
@@ -115,6 +115,8 @@ def refuse_other_form(run: Run, bound: dict[str, Any]) -> None:
 def start_engine(model: nn.Module, config: dict[str, Any], run: Run) -> "DeepSpeedEngine":
     """The model and our own AdamW under DeepSpeed, in the process group that is there."""
     deepspeed = deepspeed_setup.load(run.process)
+    for op in deepspeed_setup.refuse_without_ops(wanted_ops(config)):
+        run.metrics.say(f"DeepSpeed's op {op} is not prebuilt here: it is compiled first, which takes minutes")
     optimizer = make_optimizer(model, run.options)
     if offloads(config):
         optimizer = deepspeed_setup.cpu_adam(optimizer)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from deepspeed_config import make_config, offloads
+from deepspeed_config import make_config, offloads, wanted_ops
 from options import Problem, ZeroOptions
 
 
@@ -104,3 +104,26 @@ def test_an_optimizer_and_a_scheduler_that_leave_all_open_are_ours(tmp_path):
 )
 def test_offload_is_what_the_file_says(zero, expected):
     assert offloads({"zero_optimization": zero}) == expected
+
+
+NVME = {"device": "nvme", "nvme_path": "/nvme"}
+
+
+@pytest.mark.parametrize(
+    ("config", "ops"),
+    [
+        ({}, []),
+        ({"offload_optimizer": {"device": "cpu"}}, ["cpu_adam"]),
+        ({"offload_param": {"device": "cpu"}}, []),
+        ({"offload_optimizer": NVME}, ["cpu_adam", "async_io"]),
+        ({"offload_param": NVME}, ["async_io"]),
+        ({"offload_optimizer": {"device": "cpu"}, "offload_param": NVME}, ["cpu_adam", "async_io"]),
+    ],
+)
+def test_each_offload_wants_its_ops(config, ops):
+    assert wanted_ops({"zero_optimization": config}) == ops
+
+
+def test_an_optimizer_of_torch_that_is_forced_wants_no_op():
+    offload = {"offload_optimizer": {"device": "cpu"}}
+    assert wanted_ops({"zero_optimization": offload, "zero_force_ds_cpu_optimizer": False}) == []

@@ -279,15 +279,15 @@ def test_a_stopped_run_goes_on_where_it_was_with_the_same_losses(two, tmp_path, 
 # ---- refusals, and single processes ----
 
 
-def alone(folder, *arguments, path=None):
-    """train/zero.py by plain python."""
+def alone(folder, *arguments, recipe="zero", path=None):
+    """A recipe by plain python."""
     environment = {
         "PATH": path or os.environ["PATH"],
         "HOME": str(folder),
         "TRAIN_RUN_DIR": str(folder / "run"),
         "OMP_NUM_THREADS": "1",
     }
-    command = [sys.executable, str(ROOT / "train" / "zero.py"), "--steps", "3", *SMALL, *arguments]
+    command = [sys.executable, str(ROOT / "train" / f"{recipe}.py"), "--steps", "3", *SMALL, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
@@ -320,12 +320,34 @@ def cpu_adam_is_prebuilt():
     return any(adam.glob("cpu_adam_op*"))
 
 
-@pytest.mark.skipif(cpu_adam_is_prebuilt(), reason="DeepSpeed's op cpu_adam is prebuilt here")
-def test_offload_without_its_op_and_without_a_compiler_is_refused_by_name(tmp_path, text):
-    code, _, errors = alone(tmp_path, "--data", text, "--offload", path=str(tmp_path))
+OFFLOADS = {  # DeepSpeed#2503 for the second
+    "cpu_adam": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    "async_io": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "/nvme"}},
+}
+
+
+@pytest.mark.parametrize("recipe", [("zero",), ("hf", "--strategy", "zero")], ids=["zero", "hf"])
+@pytest.mark.parametrize(
+    ("op", "tools", "missing"),
+    [
+        ("cpu_adam", (), "no c++ and no ninja"),
+        ("async_io", (), "no c++ and no ninja"),
+        ("async_io", ("c++", "ninja"), "no libaio with its headers"),  # nor the gcc that would look for it
+    ],
+)
+def test_offload_without_its_op_and_without_a_compiler_is_refused_by_name(tmp_path, text, recipe, op, tools, missing):
+    if op == "cpu_adam" and cpu_adam_is_prebuilt():
+        pytest.skip("DeepSpeed's op cpu_adam is prebuilt here")
+    (tmp_path / "bin").mkdir()
+    for tool in tools:
+        (tmp_path / "bin" / tool).symlink_to("/bin/false")
+    (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": OFFLOADS[op]}))
+    asked = ("--data", text, "--deepspeed-config", str(tmp_path / "mine.json"))
+    code, _, errors = alone(tmp_path, *recipe[1:], *asked, recipe=recipe[0], path=str(tmp_path / "bin"))
     assert code == 78
-    assert "cpu_adam" in errors
-    assert "no c++ and no ninja" in errors
+    assert op in errors
+    assert missing in errors
+    assert "fix:" in errors
     assert "Traceback" not in errors
 
 
