@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from optimizer import complete_state
 from process_group import from_first
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -42,6 +43,7 @@ class NotSaved(Exception):
 
 def write_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer into `folder`, each rank its share; without what is frozen, which never changes."""
+    complete_state(optimizer)
     dcp.save(_state(model, optimizer), checkpoint_id=folder)
 
 

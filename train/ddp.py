@@ -13,7 +13,8 @@ import torch.distributed as dist
 from loss import summed_loss
 from main import main
 from model import build_model, compile_blocks
-from optimizer import make_optimizer, set_rate, update
+from optimizer import make_optimizer, refuse_unused, set_rate, update
+from options import DdpOptions
 from process_group import Process
 from run import Batch, Run
 from torch import Tensor, nn
@@ -22,13 +23,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 def train(run: Run) -> int:
     options, process = run.options, run.process
+    assert isinstance(options, DdpOptions)
 
     # 1) The same model on every rank, and the line that differs between the recipes.
     model = build_model(options, run.samples.vocabulary).to(process.device)
     if options.compile:
         compile_blocks(model)
     devices = [process.local_rank] if process.device.type == "cuda" else None
-    ddp = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=devices,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=options.find_unused_parameters,
+    )
     assert_in_force(ddp, process)
     optimizer = make_optimizer(model, options)
 
@@ -40,6 +47,8 @@ def train(run: Run) -> int:
     while step < options.steps:
         set_rate(optimizer, run.rate(step))
         loss = gradients(ddp, run.batch(step), run)
+        if not options.find_unused_parameters:
+            refuse_unused(model)
         run.agree(step + 1)
         finite = update(ddp, optimizer, options.clip)
         step += 1
@@ -76,4 +85,4 @@ def assert_in_force(ddp: nn.Module, process: Process) -> None:
 
 
 if __name__ == "__main__":
-    main("ddp", train)
+    main("ddp", train, DdpOptions)

@@ -17,7 +17,7 @@ from hf_arguments import arguments, deepspeed_config, form, refuse_impossible, r
 from loss import summed_loss
 from main import main
 from model import build_model
-from optimizer import make_optimizer, set_rate
+from optimizer import complete_state, make_optimizer, refuse_unused, set_rate
 from options import HfOptions
 from process_group import Process
 from run import Due, Run
@@ -125,6 +125,8 @@ class RunTrainer(Trainer):
 
     def _write(self, folder: Path, model: nn.Module) -> None:
         self.args.output_dir = str(folder)
+        if not self.is_deepspeed_enabled:
+            complete_state(self.optimizer)
         super()._save_checkpoint(model, None)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -162,6 +164,9 @@ class Steps(TrainerCallback):
         self.trainer.finite = True
 
     def on_pre_optimizer_step(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        waits = isinstance(self.trainer.model_wrapped, DistributedDataParallel) and not args.ddp_find_unused_parameters
+        if waits and self.trainer.finite:  # else the gradients have been dropped
+            refuse_unused(self.trainer.model)
         self.run.agree(state.global_step + 1)
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:

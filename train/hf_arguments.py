@@ -32,7 +32,7 @@ def arguments(run: Run, options: HfOptions, config: dict[str, Any] | None) -> Tr
         deepspeed=config,
         fsdp=True if options.strategy == "fsdp" else None,
         fsdp_config=fsdp_config(options) if options.strategy == "fsdp" else None,
-        ddp_find_unused_parameters=False,
+        ddp_find_unused_parameters=options.find_unused_parameters,
         ignore_data_skip=True,
         logging_nan_inf_filter=False,
         save_strategy="no",
@@ -90,6 +90,11 @@ def refuse_impossible(options: HfOptions, process: Process) -> None:
         raise Problem(
             f"--strategy fsdp {where}: accelerate would train without it",
             fix="--strategy ddp or zero, or the recipe fsdp, which does run on CPUs",
+        )
+    if options.find_unused_parameters and options.strategy != "ddp":
+        raise Problem(
+            f"--find-unused-parameters with --strategy {options.strategy}: only DDP waits for every weight",
+            fix="leave it out",
         )
     if options.deepspeed_config and options.strategy != "zero":
         raise Problem(

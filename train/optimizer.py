@@ -1,7 +1,7 @@
 """AdamW, and the update that is made only if its gradient is finite."""
 
 import torch
-from options import Options
+from options import Options, Problem
 from torch import nn
 from torch.optim import Optimizer
 
@@ -15,6 +15,33 @@ def make_optimizer(model: nn.Module, options: Options) -> Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
+
+
+def refuse_unused(model: nn.Module) -> None:
+    """Problem where a weight got no gradient: DDP would wait for it and end the next step (pytorch#106985)."""
+    unused = [name for name, weight in model.named_parameters() if weight.requires_grad and weight.grad is None]
+    if unused:
+        shown = ", ".join(unused[:3]) + f" and {len(unused) - 3} more" * (len(unused) > 3)
+        raise Problem(
+            f"{len(unused)} of the model's weights get no gradient, and DDP waits for each: {shown}",
+            fix="--find-unused-parameters, or the recipe fsdp or zero, which do without them",
+        )
+
+
+def complete_state(optimizer: Optimizer) -> None:
+    """Adam's state of weights that have had no gradient yet, as Adam itself would begin it.
+
+    It makes a weight's state with its first gradient; a checkpoint without some cannot be read: the reader asks for all
+    of them (accelerate#3971).
+    """
+    for weight in (weight for group in optimizer.param_groups for weight in group["params"]):
+        if not optimizer.state[weight]:
+            step = torch.zeros((), dtype=torch.float32, device=weight.device)
+            optimizer.state[weight] = {
+                "step": step,
+                "exp_avg": torch.zeros_like(weight),
+                "exp_avg_sq": torch.zeros_like(weight),
+            }
 
 
 def set_rate(optimizer: Optimizer, lr: float) -> None:

@@ -122,6 +122,14 @@ class Options:
     log_every: int = _option(10, _COUNT, "steps between log lines")
 
 
+_FIND_UNUSED = "let DDP look, in each step, for weights without gradient; slower, for models that have such weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpOptions(Options):
+    find_unused_parameters: bool = _option(False, click.BOOL, _FIND_UNUSED, flag=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpOptions(Options):
     strategy: str = _option(
@@ -149,9 +157,10 @@ class HfOptions(Options):
     strategy: str = _option("ddp", click.Choice(["ddp", "zero", "fsdp"]), "how the Trainer distributes the model")
     zero_stage: int = _option(2, click.IntRange(0, 3), "stage of --strategy zero")
     deepspeed_config: str | None = _option(None, click.STRING, "a DeepSpeed JSON file of your own for --strategy zero")
+    find_unused_parameters: bool = _option(False, click.BOOL, _FIND_UNUSED, flag=True)
 
 
-KINDS: dict[str, type[Options]] = {"ddp": Options, "fsdp": FsdpOptions, "zero": ZeroOptions, "hf": HfOptions}
+KINDS: dict[str, type[Options]] = {"ddp": DdpOptions, "fsdp": FsdpOptions, "zero": ZeroOptions, "hf": HfOptions}
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)

@@ -60,3 +60,19 @@ def _save_llama(tokenizer, folder):
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def with_unused(tokenizer, tmp_path_factory):
+    """A random GPT-2 of two layers with attention to an encoder that is not there: eight weights a layer are unused."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("with_unused")
+    torch.manual_seed(0)
+    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    end = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id}
+    GPT2LMHeadModel(GPT2Config(**sizes, **dropout, **end, add_cross_attention=True)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -3,6 +3,7 @@
 Its arguments are a folder and JSON: a list of runs with the fields of `Asked`. A run lies in folder/name.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -12,7 +13,6 @@ from pathlib import Path
 
 TRAIN = Path(__file__).resolve().parents[2] / "train"
 sys.path.insert(0, str(TRAIN))
-import ddp  # noqa: E402
 import hf  # noqa: E402
 import options  # noqa: E402
 import process_group  # noqa: E402
@@ -44,7 +44,7 @@ def main():
         try:
             code = train(asked, process)
         except options.Problem as problem:
-            code = problem.problem
+            code = problem
         if process.is_first:
             (folder / "outcome").write_text(str(code))
         dist.barrier()
@@ -83,7 +83,7 @@ def train(asked, process):
     if asked.poisoned_step:
         hf.summed_loss = summed_loss
     try:
-        return {"ddp": ddp, "hf": hf}[asked.recipe].train(run)
+        return importlib.import_module(asked.recipe).train(run)
     finally:
         hf.summed_loss = original
 

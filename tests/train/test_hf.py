@@ -45,7 +45,7 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, text, llama):
+def runs(tmp_path_factory, text, llama, with_unused):
     """All the runs that the tests look at, at two processes and then at one; the second launch goes on with some."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -53,6 +53,7 @@ def runs(tmp_path_factory, text, llama):
         return {"name": name, "arguments": [*SMALL, "--data", text, *more], **fields}
 
     lora = ("--model", str(llama), "--lora-rank", "4")
+    unused = ("--model", str(with_unused))
     two = [
         asked("ddp", recipe="ddp"),
         asked("hf", *SAVING),
@@ -71,6 +72,15 @@ def runs(tmp_path_factory, text, llama):
         asked("lora", *lora),
         asked("lora zero 2", *lora, *zero(2)),
         asked("fsdp", "--strategy", "fsdp"),
+        *(asked(name, *more, recipe="ddp") for name, more in USED.items()),
+        asked("unused ddp", *unused, recipe="ddp"),
+        asked("unused hf", *unused),
+        asked("looked for, ddp", *unused, *SAVING, LOOK, recipe="ddp"),
+        asked("looked for, ddp", *unused, *SAVING, LOOK, recipe="ddp", forget="step-20"),
+        asked("looked for, hf", *unused, *PASSES, LOOK),
+        asked("unused fsdp", *unused, recipe="fsdp"),
+        asked("unused zero", *unused, recipe="zero"),
+        asked("looked for, hf zero", *unused, *zero(2), LOOK),
     ]
     one = [
         asked("one process", *PASSES),
@@ -87,6 +97,12 @@ def runs(tmp_path_factory, text, llama):
     return folder, outcomes, output
 
 
+LOOK = "--find-unused-parameters"
+USED = {
+    "used, activation checkpointing": ("--activation-checkpointing",),
+    "used, looked for": (LOOK,),
+    "used, looked for, activation checkpointing": (LOOK, "--activation-checkpointing"),
+}
 POISONED = {"hf": (), "zero 0": zero(0), "zero 2": (*zero(2), *PASSES)}
 
 
@@ -288,3 +304,38 @@ def wait_for_step(process, run, step):
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, "the run did not get that far"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("name", USED)
+def test_looking_for_unused_weights_where_there_are_none_changes_nothing(runs, name):
+    folder, outcomes, _ = runs
+    assert outcomes[name] == "0"
+    assert difference(folder / name, folder / "ddp") < 1e-4
+
+
+@pytest.mark.parametrize("name", ["unused ddp", "unused hf"])
+def test_weights_without_gradient_are_named_with_the_switch(runs, name):
+    folder, outcomes, _ = runs
+    assert "16 of the model's weights get no gradient" in outcomes[name]
+    assert "crossattention.c_attn.weight" in outcomes[name]
+    assert LOOK in outcomes[name]
+    assert not (folder / name / "checkpoints").exists() or not any((folder / name / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", ["looked for, hf", "unused fsdp", "unused zero"])
+def test_with_the_switch_and_where_none_is_needed_such_a_model_trains_alike(runs, name):
+    folder, outcomes, _ = runs
+    assert outcomes[name] == outcomes["looked for, ddp"] == "0"
+    assert difference(folder / name, folder / "looked for, ddp") < 1e-4
+
+
+def test_such_a_model_resumes_exactly(runs):
+    folder, _, _ = runs
+    again = {step: values for step, values in losses(folder / "looked for, ddp").items() if len(values) > 1}
+    assert again.keys() == {17, 18, 19, 20}
+    assert all(first == second for first, second in again.values())
+
+
+def test_the_switch_is_refused_where_nothing_waits_for_gradients(runs):
+    _, outcomes, _ = runs
+    assert "--find-unused-parameters with --strategy zero" in outcomes["looked for, hf zero"]
