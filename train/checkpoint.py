@@ -65,12 +65,14 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
         return final
     manifest = {"step": step, "world_size": dist.get_world_size(), "about": about}
     failed = from_first(_no_room(folder) if dist.get_rank() == 0 else None)
-    tries = 0 if failed else 2  # a network file system hiccups
-    while tries:
-        tries -= 1
-        failed = _try(lambda: _write_partial(partial, write))
-        if failed is None:
-            failed = _try(lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None)
+    # Each ends with all ranks: one that failed must not meet the others in a collective of the next.
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: _empty(partial) if dist.get_rank() == 0 else None,
+        lambda: write(partial),
+        lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None,
+    )
+    for _ in range(0 if failed else 2):  # a network file system hiccups
+        failed = next(filter(None, map(_try, acts)), None)
         if failed is None:
             return final
     if dist.get_rank() == 0:
@@ -79,12 +81,9 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
     raise NotSaved(f"step {step} was not saved to {folder}: {failed}")
 
 
-def _write_partial(partial: Path, write: Callable[[Path], None]) -> None:
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
-        partial.mkdir(parents=True)
-    dist.barrier()
-    write(partial)
+def _empty(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
+    partial.mkdir(parents=True)
 
 
 def _try(act: Callable[[], object]) -> str | None:

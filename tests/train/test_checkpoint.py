@@ -1,6 +1,9 @@
 """A checkpoint is complete or it does not exist; the newest complete one is used; nothing good is deleted early."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,6 +158,31 @@ def test_one_hiccup_is_retried_and_a_save_that_fails_twice_leaves_nothing(tmp_pa
         with pytest.raises(checkpoint.NotSaved, match=r"step 2 was not saved.*Input/output error"):
             checkpoint.save(tmp_path, 2, write, {})
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
+
+
+FAILS_TO_SAVE = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[1])
+import checkpoint, process_group
+process_group.start()
+folder = pathlib.Path(sys.argv[2])
+try:
+    checkpoint.save(folder, 2, lambda path: (path / "shard").write_text("all"), {})
+except checkpoint.NotSaved as error:
+    print(f"told: {error}\\n", end="", flush=True)
+process_group.leave(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_is_told_on_all_ranks_and_nobody_hangs(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-2.partial").write_text("no folder")
+    (tmp_path / "script.py").write_text(FAILS_TO_SAVE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [tmp_path / "script.py", Path(checkpoint.__file__).parent, tmp_path / "checkpoints"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("told: step 2 was not saved") == 2, done.stdout + done.stderr
 
 
 def test_a_volume_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
