@@ -167,7 +167,9 @@ class Run:
             mine = slice(self.process.rank, None, self.process.world_size)
             total = torch.zeros((), device=self.process.device)
             model.eval()
-            for rows, wanted in zip(inputs[mine].split(16), targets[mine].split(16), strict=True):
+            # No more at once than in training: what fits there fits here.
+            at_once = self.options.global_batch // (self.passes * self.process.world_size)
+            for rows, wanted in zip(inputs[mine].split(at_once), targets[mine].split(at_once), strict=True):
                 total += summed_loss(model, rows.to(total.device), wanted.to(total.device), bfloat16=self.bfloat16)
             model.train()
             dist.all_reduce(total)
