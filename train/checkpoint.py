@@ -16,6 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from optimizer import keeping_decay
 from process_group import from_first
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -49,9 +50,10 @@ def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer from `folder`, in place, whatever number of processes wrote them."""
     state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
     dcp.load(state, checkpoint_id=folder)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
-    )
+    with keeping_decay(optimizer):
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
+        )
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:

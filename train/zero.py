@@ -17,7 +17,7 @@ from deepspeed_config import make_config, offloads, stage_of, wanted_ops
 from loss import summed_loss
 from main import main
 from model import build_model, compile_blocks
-from optimizer import make_optimizer, set_rate
+from optimizer import keeping_decay, make_optimizer, set_rate
 from options import Problem, ZeroOptions
 from pydantic import ValidationError
 from run import Batch, Run
@@ -170,7 +170,8 @@ def write_state(folder: Path, engine: "DeepSpeedEngine", bound: dict[str, Any]) 
 
 def read_state(folder: Path, engine: "DeepSpeedEngine") -> None:
     """Model and optimizer from `folder`, in place."""
-    path, _ = engine.load_checkpoint(str(folder))
+    with keeping_decay(engine.optimizer):
+        path, _ = engine.load_checkpoint(str(folder))
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 

@@ -56,6 +56,15 @@ def test_a_resume_goes_on_exactly(tmp_path):
     assert [step(other, other_optimizer, seed) for seed in (4, 5, 6)] == expected
 
 
+def test_a_resume_takes_the_weight_decay_that_it_is_given_now(tmp_path):
+    saved(tmp_path, [3])
+    model, _ = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.7)
+    checkpoint.read_state(checkpoint.newest(tmp_path).path, model, optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.7]
+    assert optimizer.state
+
+
 def test_the_newest_is_the_highest_step_and_carries_what_was_said_of_it(tmp_path):
     saved(tmp_path, [2, 10, 9])
     found = checkpoint.newest(tmp_path)
