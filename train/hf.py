@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed_setup
 import pretrained
+import process_group
 import torch
 import torch.distributed as dist
 from deepspeed_config import wanted_ops
@@ -41,7 +42,7 @@ def train(run: Run) -> int:
     left = str(run.found.path / f"checkpoint-{step}") if run.found else None
 
     # 2) The same model on every rank, and the Trainer around it.
-    model = build_model(options, run.samples.vocabulary)
+    model = process_group.all_do(lambda: build_model(options, run.samples.vocabulary))
     run.describe(model)
     if config:
         deepspeed_setup.load(process)

@@ -42,7 +42,7 @@ def train(run: Run) -> int:
     refuse_other_form(run, bound)
 
     # 1) The same model on every rank, and the line that differs between the recipes.
-    model = build_model(options, run.samples.vocabulary)
+    model = process_group.all_do(lambda: build_model(options, run.samples.vocabulary))
     if options.compile:
         compile_blocks(model)
     run.describe(model)  # now: stage 3 leaves each rank a share of the weights
