@@ -115,6 +115,11 @@ class Run:
         self.metrics.set_flops(flops.per_token(model, self.options.seq_length), card and card * self.process.world_size)
         train = self.samples.train
         self.metrics.say(f"data  {len(train.tokens):,} tokens to train on from {self.samples.files:,} files")
+        if cut := train.cut():
+            self.metrics.say(
+                f"data  {cut:,} of {len(train):,} conversations are longer than --seq-length "
+                f"{self.options.seq_length}; their ends are not learnt"
+            )
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, of which this rank takes every world-size-th sample."""

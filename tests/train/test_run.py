@@ -1,5 +1,8 @@
 """What goes around a step, in one process."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -31,3 +34,12 @@ def test_validation_takes_no_more_samples_at_once_than_training(run):
     run.validate(1, model)
     assert max(taken) == 3
     assert sum(taken) == min(runs.VALIDATION_SAMPLES, len(run.samples.validation))
+
+
+def test_conversations_that_do_not_fit_are_counted_aloud(run, capsys):
+    train = run.samples.train
+    starts = np.array([0, 33, 50, 84, 200])  # 33, 17, 34 and 116 tokens; a sample has 32 + 1
+    train = dataclasses.replace(train, starts=starts, learn=np.ones(200, np.uint8))
+    run.samples = dataclasses.replace(run.samples, train=train)
+    run.describe(build_model(run.options, 256))
+    assert "2 of 4 conversations are longer than --seq-length 32" in capsys.readouterr().out
