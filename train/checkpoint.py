@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from optimizer import keeping_decay
-from process_group import from_first
+from process_group import from_all, from_first
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
@@ -95,9 +95,8 @@ def _try(act: Callable[[], object]) -> str | None:
         act()
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:  # torch tells a full disk as RuntimeError
         wrong = " ".join(str(error).split())[:300] or type(error).__name__
-    everybodys: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, wrong)
-    return next((each for each in everybodys if each is not None), None)
+    # Where one rank writes for all, the others may wait for it longer than a collective may take.
+    return next((each for each in from_all(wrong) if each is not None), None)
 
 
 def _no_room(folder: Path) -> str | None:

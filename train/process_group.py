@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import recorder
 import torch
@@ -107,17 +107,22 @@ def first_does(work: Callable[[], Result]) -> Result:
     return box[0]
 
 
+def from_all(value: Result) -> list[Result]:
+    """Every rank's value on every rank, in their order; waits for the slowest, up to a day."""
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=waiting)
+    dist.destroy_process_group(waiting)
+    return values
+
+
 def all_do(work: Callable[[], Result]) -> Result:
     """Every rank does it, however long the slowest takes; the Problem of the first that has one is everybody's.
 
     For what can be wrong on one node alone, as a folder that is not there: only rank 0 tells what is wrong.
     """
-    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
     result, problem = _tried(work)
-    problems: list[Problem | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem, group=waiting)
-    dist.destroy_process_group(waiting)
-    for rank, each in enumerate(problems):
+    for rank, each in enumerate(from_all(problem)):
         if each is not None:
             raise Problem(f"rank {rank}: {each.problem}" if rank else each.problem, fix=each.fix)
     return cast(Result, result)

@@ -230,10 +230,9 @@ class Run:
             (self.directory / "summary.json").write_text(json.dumps(summary) + "\n")
 
     def _save_model(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-        assert self.options.model is not None
-        if self.process.is_first:
-            pretrained.save(model, state, self.options.model, self.directory / "model")
-        dist.barrier()
+        name = self.options.model
+        assert name is not None
+        process_group.first_does(lambda: pretrained.save(model, state, name, self.directory / "model"))
         self.metrics.say(f"saved {self.directory / 'model'} for from_pretrained")
 
     def _validation_rows(self) -> tuple[Tensor, Tensor]:

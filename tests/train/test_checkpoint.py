@@ -194,6 +194,32 @@ def test_a_folder_that_cannot_be_made_is_told_on_all_ranks_and_nobody_hangs(tmp_
     assert done.stdout.count("told: step 2 was not saved") == 2, done.stdout + done.stderr
 
 
+SAVES_SLOWLY = """
+import datetime, os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import checkpoint, process_group
+process_group.TIMEOUT = datetime.timedelta(seconds=4)
+process_group.start()
+
+def write(path):
+    if os.environ["RANK"] == "0":
+        time.sleep(10)
+        (path / "all").write_text("of all")
+
+print(f"saved {checkpoint.save(pathlib.Path(sys.argv[2]), 2, write, {}).name}\\n", end="", flush=True)
+process_group.leave(0)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_the_one_that_writes_for_all(tmp_path):
+    (tmp_path / "script.py").write_text(SAVES_SLOWLY)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [tmp_path / "script.py", Path(checkpoint.__file__).parent, tmp_path / "checkpoints"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=90)
+    assert done.stdout.count("saved step-2") == 2, done.stdout + done.stderr
+
+
 def test_a_volume_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
     saved(tmp_path, [1])
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
