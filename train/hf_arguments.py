@@ -53,7 +53,8 @@ def deepspeed_config(options: HfOptions, world_size: int) -> dict[str, Any] | No
     """DeepSpeed's configuration for --strategy zero, in which the Trainer fills in what is "auto"."""
     if options.strategy != "zero":
         return None
-    config: dict[str, Any] = {"zero_optimization": {"stage": DEFAULT_STAGE if options.zero_stage is None else options.zero_stage}}
+    stage = DEFAULT_STAGE if options.zero_stage is None else options.zero_stage
+    config: dict[str, Any] = {"zero_optimization": {"stage": stage}}
     if options.deepspeed_config:
         config = read_config(options.deepspeed_config)
         if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
