@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from optimizer import complete_state
-from process_group import from_first
+from optimizer import complete_state, keeping_decay
+from process_group import from_all, from_first
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.optim import Optimizer
@@ -51,9 +51,10 @@ def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer from `folder`, in place, whatever number of processes wrote them."""
     state = _state(model, optimizer)  # allocates Adam's moments, which dcp.load then fills
     dcp.load(state, checkpoint_id=folder)
-    set_state_dict(
-        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
-    )
+    with keeping_decay(optimizer):
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_TRAINED
+        )
 
 
 def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:
@@ -67,12 +68,14 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
         return final
     manifest = {"step": step, "world_size": dist.get_world_size(), "about": about}
     failed = from_first(_no_room(folder) if dist.get_rank() == 0 else None)
-    tries = 0 if failed else 2  # a network file system hiccups
-    while tries:
-        tries -= 1
-        failed = _try(lambda: _write_partial(partial, write))
-        if failed is None:
-            failed = _try(lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None)
+    # Each ends with all ranks: one that failed must not meet the others in a collective of the next.
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: _empty(partial) if dist.get_rank() == 0 else None,
+        lambda: write(partial),
+        lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None,
+    )
+    for _ in range(0 if failed else 2):  # a network file system hiccups
+        failed = next(filter(None, map(_try, acts)), None)
         if failed is None:
             return final
     if dist.get_rank() == 0:
@@ -81,12 +84,9 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
     raise NotSaved(f"step {step} was not saved to {folder}: {failed}")
 
 
-def _write_partial(partial: Path, write: Callable[[Path], None]) -> None:
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
-        partial.mkdir(parents=True)
-    dist.barrier()
-    write(partial)
+def _empty(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
+    partial.mkdir(parents=True)
 
 
 def _try(act: Callable[[], object]) -> str | None:
@@ -96,9 +96,8 @@ def _try(act: Callable[[], object]) -> str | None:
         act()
     except (OSError, RuntimeError, dcp.api.CheckpointException) as error:  # torch tells a full disk as RuntimeError
         wrong = " ".join(str(error).split())[:300] or type(error).__name__
-    everybodys: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, wrong)
-    return next((each for each in everybodys if each is not None), None)
+    # Where one rank writes for all, the others may wait for it longer than a collective may take.
+    return next((each for each in from_all(wrong) if each is not None), None)
 
 
 def _no_room(folder: Path) -> str | None:

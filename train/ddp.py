@@ -8,6 +8,7 @@ python train/ddp.py --steps 20                              # one process, no la
 from contextlib import nullcontext
 
 import checkpoint
+import process_group
 import torch
 import torch.distributed as dist
 from loss import summed_loss
@@ -26,7 +27,7 @@ def train(run: Run) -> int:
     assert isinstance(options, DdpOptions)
 
     # 1) The same model on every rank, and the line that differs between the recipes.
-    model = build_model(options, run.samples.vocabulary).to(process.device)
+    model = process_group.all_do(lambda: build_model(options, run.samples.vocabulary)).to(process.device)
     if options.compile:
         compile_blocks(model)
     devices = [process.local_rank] if process.device.type == "cuda" else None

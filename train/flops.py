@@ -21,6 +21,7 @@ PEAKS = (
     ("L40", 181e12),
     ("L4", 121e12),
 )
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names in configurations of Hugging Face
 
 
 def peak(device: torch.device) -> float | None:
@@ -39,10 +40,11 @@ def peak_of(name: str) -> float | None:
 
 def per_token(model: nn.Module, seq_length: int) -> float | None:
     """FLOPs of forward and backward for one token: 6 a weight that multiplies, and attention's 12 × layers × width ×
-    length (Chowdhery et al. 2022, appendix B). None for a model whose shape is not known."""
+    length (Chowdhery et al. 2022, appendix B). A frozen weight has no gradient of its own: 4. None for a model whose
+    shape is not known, or of whose experts each token meets only some."""
     if isinstance(model, Decoder):
         layers, width = model.size.layers, model.size.width
-    elif hasattr(model, "config"):
+    elif hasattr(model, "config") and not any(getattr(model.config, name, None) for name in _EXPERTS):
         layers, width = getattr(model.config, "num_hidden_layers", None), getattr(model.config, "hidden_size", None)
     else:
         return None
@@ -52,6 +54,7 @@ def per_token(model: nn.Module, seq_length: int) -> float | None:
     tied = embedding is not None and any(
         m.weight is embedding.weight for m in model.modules() if isinstance(m, nn.Linear)
     )
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    looked_up = 0 if embedding is None or tied else embedding.weight.numel()
-    return 6.0 * (weights - looked_up) + 12.0 * layers * width * seq_length
+    looked_up = None if embedding is None or tied else embedding.weight
+    multiplied = [parameter for parameter in model.parameters() if parameter is not looked_up]
+    weights = sum((6.0 if parameter.requires_grad else 4.0) * parameter.numel() for parameter in multiplied)
+    return weights + 12.0 * layers * width * seq_length

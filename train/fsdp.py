@@ -8,6 +8,7 @@ torchrun --nnodes 2 ... train/fsdp.py --strategy hybrid     # shard within a nod
 import os
 
 import checkpoint
+import process_group
 import torch
 import torch.distributed as dist
 from loss import summed_loss
@@ -29,9 +30,9 @@ def train(run: Run) -> int:
     assert isinstance(options, FsdpOptions)
 
     # 1) Rank 0 alone holds the whole model, in CPU memory; the others get their shards from it.
-    whole = build_model(options, run.samples.vocabulary) if process.is_first else None
-    model = whole or build_skeleton(options, run.samples.vocabulary)
-    weights = whole.state_dict() if whole else {}
+    build = build_model if process.is_first else build_skeleton
+    model = process_group.all_do(lambda: build(options, run.samples.vocabulary))
+    weights = model.state_dict() if process.is_first else {}
     if options.compile:
         compile_blocks(model)
     shard(model, options, process, bfloat16=run.bfloat16)

@@ -10,6 +10,7 @@ from typing import Any
 
 import deepspeed_setup
 import pretrained
+import process_group
 import torch
 import torch.distributed as dist
 from deepspeed_config import wanted_ops
@@ -41,7 +42,7 @@ def train(run: Run) -> int:
     left = str(run.found.path / f"checkpoint-{step}") if run.found else None
 
     # 2) The same model on every rank, and the Trainer around it.
-    model = build_model(options, run.samples.vocabulary)
+    model = process_group.all_do(lambda: build_model(options, run.samples.vocabulary))
     run.describe(model)
     if config:
         deepspeed_setup.load(process)
@@ -69,6 +70,7 @@ class RunTrainer(Trainer):
         self.run, self._first_step = run, first_step
         self.due = Due(validate=False, save=False, stop=False)
         self.finite = True
+        self.decays: list[float] = []  # none: DeepSpeed makes the optimizer that the user's file asks for
         self.share = torch.zeros((), device=run.process.device)  # of this step's loss
         super().__init__(model, settings, callbacks=[Steps(self)])
         self.remove_callback(PrinterCallback)
@@ -80,6 +82,7 @@ class RunTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None:
             self.optimizer = make_optimizer(model or self.model, self.run.options)
+            self.decays = [group["weight_decay"] for group in self.optimizer.param_groups]
             if self.is_deepspeed_enabled and self.accelerator.state.deepspeed_plugin.zero_stage == 0:
                 self.optimizer.register_step_pre_hook(self._drop_unless_finite)
         return self.optimizer
@@ -156,6 +159,9 @@ class Steps(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         assert isinstance(self.run.options, HfOptions)
         assert_in_force(self.trainer, self.run.options, self.run.process)
+        # A checkpoint that was read brings the weight decay of the start that wrote it.
+        for group, decay in zip(self.trainer.optimizer.param_groups, self.trainer.decays, strict=False):
+            group["weight_decay"] = decay
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         # A scheduler that accelerate wraps would count processes as steps (accelerate#662).

@@ -3,7 +3,7 @@
 from typing import Any
 
 from deepspeed_check import HF_FILLS, check
-from deepspeed_config import read_config
+from deepspeed_config import DEFAULT_STAGE, read_config
 from options import HfOptions, Problem
 from process_group import Process
 from run import Run
@@ -53,13 +53,20 @@ def deepspeed_config(options: HfOptions, world_size: int) -> dict[str, Any] | No
     """DeepSpeed's configuration for --strategy zero, in which the Trainer fills in what is "auto"."""
     if options.strategy != "zero":
         return None
-    config: dict[str, Any] = {"zero_optimization": {"stage": options.zero_stage}}
+    stage = DEFAULT_STAGE if options.zero_stage is None else options.zero_stage
+    config: dict[str, Any] = {"zero_optimization": {"stage": stage}}
     if options.deepspeed_config:
         config = read_config(options.deepspeed_config)
         if config.get("zero_optimization", {}).get("stage") not in (0, 1, 2, 3):
             raise Problem(
                 f"--deepspeed-config {options.deepspeed_config}: zero_optimization.stage is missing, or not 0 to 3",
                 fix="write the stage into the file",
+            )
+        if options.zero_stage not in (None, stage_of(config)):
+            raise Problem(
+                f"--zero-stage {options.zero_stage}, but zero_optimization.stage is {stage_of(config)} "
+                f"in {options.deepspeed_config}",
+                fix="leave one of them out",
             )
         check(config, options.deepspeed_config, fills=HF_FILLS, world_size=world_size)
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
@@ -96,11 +103,11 @@ def refuse_impossible(options: HfOptions, process: Process) -> None:
             f"--find-unused-parameters with --strategy {options.strategy}: only DDP waits for every weight",
             fix="leave it out",
         )
-    if options.deepspeed_config and options.strategy != "zero":
-        raise Problem(
-            f"--deepspeed-config {options.deepspeed_config} with --strategy {options.strategy}",
-            fix="--strategy zero",
-        )
+    for name in ("deepspeed_config", "zero_stage"):
+        value = getattr(options, name)
+        if value is not None and options.strategy != "zero":
+            option = f"--{name.replace('_', '-')}"
+            raise Problem(f"{option} {value} with --strategy {options.strategy}", fix="--strategy zero")
 
 
 def refused_config(error: ValueError, options: HfOptions) -> Exception:

@@ -16,10 +16,8 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
     try:
         options = parse(sys.argv[1:], kind)
         process = process_group.start()
-        try:
-            code = train(Run(recipe, options, process))
-        finally:
-            process_group.stop()
+        code = train(Run(recipe, options, process))
+        process_group.stop()
     except Problem as problem:
         _tell(f"error: {problem}")
         code = problem.exit_code
@@ -28,6 +26,11 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
         code = 1
     except Diverged as error:
         _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")
+        code = 1
+    except Exception:
+        # Told before anything else, and the group is left as it is: NCCL takes its end for a collective, so one rank
+        # that fails alone would wait in it for the others, and nobody would learn why (sgl-project/SpecForge#781).
+        sys.excepthook(*sys.exc_info())
         code = 1
     process_group.leave(code)
 

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +25,7 @@ class Metrics:
         self._apart = 0.0
         self._updates = 0
         self._skipped_steps = 0
+        self._unwritten = False
         self._flops_per_token: float | None = None
         self._peak: float | None = None
         self._trackers = open_trackers(run_dir, options) if speak else []
@@ -35,7 +38,8 @@ class Metrics:
         """One more optimizer update; the step file says "alive, and this far"."""
         self._updates += 1
         if self._step_file:
-            Path(self._step_file).write_text(f"{step}\n")
+            with self._surviving():
+                Path(self._step_file).write_text(f"{step}\n")
 
     def skipped(self, step: int) -> None:
         self._skipped_steps += 1
@@ -81,10 +85,21 @@ class Metrics:
 
     def _write(self, name: str, record: dict) -> None:
         if self._speak:
-            with open(self._run_dir / name, "a") as stream:
-                stream.write(json.dumps(record) + "\n")
-            for track in self._trackers:
-                track(record["step"], numbers(record))
+            with self._surviving():
+                with open(self._run_dir / name, "a") as stream:
+                    stream.write(json.dumps(record) + "\n")
+                for track in self._trackers:
+                    track(record["step"], numbers(record))
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """A full volume loses figures and not the training; it is told once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._unwritten:
+                self.say(f"warning: {self._run_dir}: {error.strerror or error}; training goes on without these figures")
+            self._unwritten = True
 
 
 class _Apart:

@@ -1,5 +1,8 @@
 """AdamW, and the update that is made only if its gradient is finite."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from options import Options, Problem
 from torch import nn
@@ -47,6 +50,15 @@ def complete_state(optimizer: Optimizer) -> None:
 def set_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+@contextmanager
+def keeping_decay(optimizer: Optimizer) -> Iterator[None]:
+    """Around the reading of its state, which brings the weight decay of the start that wrote it."""
+    decays = [group["weight_decay"] for group in optimizer.param_groups]
+    yield
+    for group, decay in zip(optimizer.param_groups, decays, strict=True):
+        group["weight_decay"] = decay
 
 
 def update(model: nn.Module, optimizer: Optimizer, clip: float) -> bool:

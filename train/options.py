@@ -155,7 +155,9 @@ class ZeroOptions(Options):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfOptions(Options):
     strategy: str = _option("ddp", click.Choice(["ddp", "zero", "fsdp"]), "how the Trainer distributes the model")
-    zero_stage: int = _option(2, click.IntRange(0, 3), "stage of --strategy zero")
+    zero_stage: int | None = _option(
+        None, click.IntRange(0, 3), "stage of --strategy zero; none: 2, or as the file of --deepspeed-config says"
+    )
     deepspeed_config: str | None = _option(None, click.STRING, "a DeepSpeed JSON file of your own for --strategy zero")
     find_unused_parameters: bool = _option(False, click.BOOL, _FIND_UNUSED, flag=True)
 

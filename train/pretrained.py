@@ -57,6 +57,12 @@ def load_model(options: Options, vocabulary: int, *, skeleton: bool = False) -> 
             f"--model {name}: its tokenizer has {vocabulary} tokens, its embedding {rows} rows",
             fix="a folder whose tokenizer and model belong together",
         )
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions and options.seq_length > positions:
+        raise Problem(
+            f"--seq-length {options.seq_length}: the model of --model {name} has {positions} positions",
+            fix=f"--seq-length {positions} or less",
+        )
     model.config.use_cache = False
     _make_savable(model, name)
     if options.activation_checkpointing:

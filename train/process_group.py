@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import recorder
 import torch
@@ -99,16 +99,37 @@ def from_first(value: object) -> object:
 def first_does(work: Callable[[], Result]) -> Result:
     """Rank 0 does it while the others wait, up to a day; its result, or its Problem, is everybody's."""
     waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
-    result: Result | None = None
-    problem: Problem | None = None
-    if dist.get_rank() == 0:
-        try:
-            result = work()
-        except Problem as error:
-            problem = error
-    box = [result, problem]
+    box = list(_tried(work)) if dist.get_rank() == 0 else [None, None]
     dist.broadcast_object_list(box, src=0, group=waiting)
     dist.destroy_process_group(waiting)
     if box[1] is not None:
         raise box[1]
     return box[0]
+
+
+def from_all(value: Result) -> list[Result]:
+    """Every rank's value on every rank, in their order; waits for the slowest, up to a day."""
+    waiting = dist.new_group(backend="gloo", timeout=PATIENCE)
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=waiting)
+    dist.destroy_process_group(waiting)
+    return values
+
+
+def all_do(work: Callable[[], Result]) -> Result:
+    """Every rank does it, however long the slowest takes; the Problem of the first that has one is everybody's.
+
+    For what can be wrong on one node alone, as a folder that is not there: only rank 0 tells what is wrong.
+    """
+    result, problem = _tried(work)
+    for rank, each in enumerate(from_all(problem)):
+        if each is not None:
+            raise Problem(f"rank {rank}: {each.problem}" if rank else each.problem, fix=each.fix)
+    return cast(Result, result)
+
+
+def _tried(work: Callable[[], Result]) -> tuple[Result | None, Problem | None]:
+    try:
+        return work(), None
+    except Problem as problem:
+        return None, problem

@@ -115,6 +115,11 @@ class Run:
         self.metrics.set_flops(flops.per_token(model, self.options.seq_length), card and card * self.process.world_size)
         train = self.samples.train
         self.metrics.say(f"data  {len(train.tokens):,} tokens to train on from {self.samples.files:,} files")
+        if cut := train.cut():
+            self.metrics.say(
+                f"data  {cut:,} of {len(train):,} conversations are longer than --seq-length "
+                f"{self.options.seq_length}; their ends are not learnt"
+            )
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, of which this rank takes every world-size-th sample."""
@@ -167,7 +172,9 @@ class Run:
             mine = slice(self.process.rank, None, self.process.world_size)
             total = torch.zeros((), device=self.process.device)
             model.eval()
-            for rows, wanted in zip(inputs[mine].split(16), targets[mine].split(16), strict=True):
+            # No more at once than in training: what fits there fits here.
+            at_once = self.options.global_batch // (self.passes * self.process.world_size)
+            for rows, wanted in zip(inputs[mine].split(at_once), targets[mine].split(at_once), strict=True):
                 total += summed_loss(model, rows.to(total.device), wanted.to(total.device), bfloat16=self.bfloat16)
             model.train()
             dist.all_reduce(total)
@@ -223,10 +230,9 @@ class Run:
             (self.directory / "summary.json").write_text(json.dumps(summary) + "\n")
 
     def _save_model(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
-        assert self.options.model is not None
-        if self.process.is_first:
-            pretrained.save(model, state, self.options.model, self.directory / "model")
-        dist.barrier()
+        name = self.options.model
+        assert name is not None
+        process_group.first_does(lambda: pretrained.save(model, state, name, self.directory / "model"))
         self.metrics.say(f"saved {self.directory / 'model'} for from_pretrained")
 
     def _validation_rows(self) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,10 @@ class Split:
             return len(self.starts) - 1
         return max(0, len(self.tokens) - 1) // self.seq_length
 
+    def cut(self) -> int:
+        """How many conversations do not fit into a sample."""
+        return 0 if self.starts is None else int((np.diff(self.starts) > self.seq_length + 1).sum())
+
     def learnt(self, indices: Iterable[int]) -> int:
         """How many targets these samples have."""
         if self.learn is None and self.starts is None:

@@ -113,8 +113,9 @@ def _write(folder: Path, pieces: Iterator[Piece], tokenizer: Tokenizer, options:
         splits = (train, validation)
         for group in _groups(pieces):
             is_chat = _same_kind(group, is_chat if documents else isinstance(group[0].content, list))
-            for tokens, learn in _tokens(group, tokenizer, is_chat):
-                splits[documents % _VALIDATION_EVERY == _VALIDATION_EVERY - 1].add(tokens, learn)
+            for document in _tokens(group, tokenizer, is_chat):
+                for tokens, learn in document:  # into one split: the answers of a conversation share their beginning
+                    splits[documents % _VALIDATION_EVERY == _VALIDATION_EVERY - 1].add(tokens, learn)
                 documents += 1
             progress.told(documents, train.count + validation.count)
     asked = f"--data {' '.join(options.data)}"
@@ -157,13 +158,13 @@ def _same_kind(group: Sequence[Piece], is_chat: bool) -> bool:
 
 def _tokens(
     group: Sequence[Piece], tokenizer: Tokenizer, is_chat: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+) -> Iterator[list[tuple[np.ndarray, np.ndarray | None]]]:
+    """The samples of each document: of a conversation there may be several."""
     if not is_chat:
-        yield from ((tokens, None) for tokens in tokenizer.text(group))
+        yield from ([(tokens, None)] for tokens in tokenizer.text(group))
         return
     for piece in group:
-        for ids, learn in tokenizer.conversation(piece):
-            yield np.array(ids), np.array(learn, np.uint8)
+        yield [(np.array(ids), np.array(learn, np.uint8)) for ids, learn in tokenizer.conversation(piece)]
 
 
 def _part_text(splits: Sequence[SplitFile], documents: int, asked: str) -> None:

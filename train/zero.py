@@ -17,7 +17,7 @@ from deepspeed_config import make_config, offloads, stage_of, wanted_ops
 from loss import summed_loss
 from main import main
 from model import build_model, compile_blocks
-from optimizer import make_optimizer, set_rate
+from optimizer import keeping_decay, make_optimizer, set_rate
 from options import Problem, ZeroOptions
 from pydantic import ValidationError
 from run import Batch, Run
@@ -42,7 +42,7 @@ def train(run: Run) -> int:
     refuse_other_form(run, bound)
 
     # 1) The same model on every rank, and the line that differs between the recipes.
-    model = build_model(options, run.samples.vocabulary)
+    model = process_group.all_do(lambda: build_model(options, run.samples.vocabulary))
     if options.compile:
         compile_blocks(model)
     run.describe(model)  # now: stage 3 leaves each rank a share of the weights
@@ -170,7 +170,8 @@ def write_state(folder: Path, engine: "DeepSpeedEngine", bound: dict[str, Any]) 
 
 def read_state(folder: Path, engine: "DeepSpeedEngine") -> None:
     """Model and optimizer from `folder`, in place."""
-    path, _ = engine.load_checkpoint(str(folder))
+    with keeping_decay(engine.optimizer):
+        path, _ = engine.load_checkpoint(str(folder))
     if path is None:
         raise RuntimeError(f"DeepSpeed found no checkpoint in {folder}")
 

@@ -1,6 +1,9 @@
 """A checkpoint is complete or it does not exist; the newest complete one is used; nothing good is deleted early."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,15 @@ def test_a_resume_goes_on_exactly(tmp_path):
     other, other_optimizer = make()
     checkpoint.read_state(checkpoint.newest(tmp_path).path, other, other_optimizer)
     assert [step(other, other_optimizer, seed) for seed in (4, 5, 6)] == expected
+
+
+def test_a_resume_takes_the_weight_decay_that_it_is_given_now(tmp_path):
+    saved(tmp_path, [3])
+    model, _ = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.7)
+    checkpoint.read_state(checkpoint.newest(tmp_path).path, model, optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.7]
+    assert optimizer.state
 
 
 def test_the_newest_is_the_highest_step_and_carries_what_was_said_of_it(tmp_path):
@@ -155,6 +167,57 @@ def test_one_hiccup_is_retried_and_a_save_that_fails_twice_leaves_nothing(tmp_pa
         with pytest.raises(checkpoint.NotSaved, match=r"step 2 was not saved.*Input/output error"):
             checkpoint.save(tmp_path, 2, write, {})
         assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1"]
+
+
+FAILS_TO_SAVE = """
+import sys, pathlib
+sys.path.insert(0, sys.argv[1])
+import checkpoint, process_group
+process_group.start()
+folder = pathlib.Path(sys.argv[2])
+try:
+    checkpoint.save(folder, 2, lambda path: (path / "shard").write_text("all"), {})
+except checkpoint.NotSaved as error:
+    print(f"told: {error}\\n", end="", flush=True)
+process_group.leave(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_is_told_on_all_ranks_and_nobody_hangs(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-2.partial").write_text("no folder")
+    (tmp_path / "script.py").write_text(FAILS_TO_SAVE)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [tmp_path / "script.py", Path(checkpoint.__file__).parent, tmp_path / "checkpoints"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=60)
+    assert done.stdout.count("told: step 2 was not saved") == 2, done.stdout + done.stderr
+
+
+SAVES_SLOWLY = """
+import datetime, os, pathlib, sys, time
+sys.path.insert(0, sys.argv[1])
+import checkpoint, process_group
+process_group.TIMEOUT = datetime.timedelta(seconds=4)
+process_group.start()
+
+def write(path):
+    if os.environ["RANK"] == "0":
+        time.sleep(10)
+        (path / "all").write_text("of all")
+
+print(f"saved {checkpoint.save(pathlib.Path(sys.argv[2]), 2, write, {}).name}\\n", end="", flush=True)
+process_group.leave(0)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_wait_for_the_one_that_writes_for_all(tmp_path):
+    (tmp_path / "script.py").write_text(SAVES_SLOWLY)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = [tmp_path / "script.py", Path(checkpoint.__file__).parent, tmp_path / "checkpoints"]
+    done = subprocess.run([*command, *script], capture_output=True, text=True, timeout=90)
+    assert done.stdout.count("saved step-2") == 2, done.stdout + done.stderr
 
 
 def test_a_volume_without_room_is_told_before_anything_is_written(tmp_path, monkeypatch):

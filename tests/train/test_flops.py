@@ -1,3 +1,5 @@
+import types
+
 import pytest
 
 pytestmark = pytest.mark.torch
@@ -36,6 +38,22 @@ def test_flops_are_six_a_weight_and_attentions_own():
     weights = sum(p.numel() for p in model.parameters()) - 256 * 128
     assert per_token(model, 512) == 6 * weights + 12 * 4 * 128 * 512
     assert per_token(torch.nn.Linear(2, 2), 512) is None
+
+
+def test_frozen_weights_have_no_gradient_of_their_own():
+    with torch.device("meta"):
+        model = Decoder(SIZES["tiny"], 256)
+    attention = 12 * 4 * 128 * 512
+    trained = per_token(model, 512) - attention
+    model.requires_grad_(False)
+    assert per_token(model, 512) - attention == pytest.approx(trained * 4 / 6)
+
+
+@pytest.mark.parametrize(("name", "known"), [("num_local_experts", False), ("vocab_size", True)])
+def test_a_mixture_of_experts_is_not_counted(name, known):
+    model = torch.nn.Linear(2, 2)
+    model.config = types.SimpleNamespace(num_hidden_layers=2, hidden_size=2, **{name: 8})
+    assert (per_token(model, 512) is not None) == known
 
 
 def test_the_count_agrees_with_torchs_counter_within_a_few_percent():

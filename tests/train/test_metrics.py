@@ -39,6 +39,18 @@ def test_a_loss_that_is_no_number_is_null_and_the_file_stays_json(tmp_path, caps
     assert "loss not finite" in capsys.readouterr().out
 
 
+def test_a_full_volume_loses_figures_and_not_the_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRAIN_STEP_FILE", "/dev/full")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
+    for step in (1, 2):
+        told.step_done(step)
+        told.log(step, 2.0, 1e-3)
+    output = capsys.readouterr().out
+    assert output.count("No space left on device; training goes on") == 1
+    assert output.count("loss 2.0000") == 2
+
+
 def test_mfu_is_told_where_card_and_model_are_known(tmp_path, capsys):
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
     told.set_flops(1e9, 1e15)

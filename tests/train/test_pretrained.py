@@ -188,6 +188,12 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_told(llama):
         build_model(Options(model=str(llama)), 70_000)
 
 
+def test_more_positions_than_the_model_has_are_refused(llama):
+    with pytest.raises(Problem, match="--seq-length 4096: the model of --model .* has 2048 positions"):
+        build_model(Options(model=str(llama), seq_length=4096), 300)
+    build_model(Options(model=str(llama), seq_length=2048), 300)
+
+
 # ---- as a user runs it ----
 
 

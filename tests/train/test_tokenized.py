@@ -1,6 +1,8 @@
 """Text, JSON lines, conversations and Parquet → the tokens that are trained on, and which of them are learnt."""
 
+import copy
 import json
+import re
 import subprocess
 import sys
 import time
@@ -156,6 +158,24 @@ def test_each_answer_is_a_sample_where_the_template_rewrites_earlier_turns(token
             ["(thinking) is 9<|end|>"],
         ),
     ]
+
+
+def test_the_samples_of_one_conversation_are_never_on_both_sides(tmp_path, own_llama, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = FORGETFUL
+    other.save_pretrained(own_llama)
+    chats = [
+        [
+            {"role": role, "content": f"number {n}"}
+            for role in ("user", "assistant", "user", "assistant", "user", "assistant")
+        ]
+        for n in range(40)
+    ]
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": chat} for chat in chats])
+    found = prepared(tmp_path / "data", path, model=str(own_llama))
+    validated = set(re.findall(r"number \d+", tokenizer.decode(found.validation.tokens)))
+    assert validated == {"number 19", "number 39"}
+    assert not validated & set(re.findall(r"number \d+", tokenizer.decode(found.train.tokens)))
 
 
 @pytest.mark.parametrize("count", [3, 40])
