@@ -20,6 +20,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import oci
@@ -116,7 +117,10 @@ def other(words: Sequence[str]) -> int:
 
 def recorded(labels: Mapping[str, str]) -> dict[str, str]:
     """The variables of docker-bake.hcl that an image was built with, as far as its labels say."""
-    return {name: labels[label] for label, names in RECORDED.items() if labels.get(label) is not None for name in names}
+    found = {name: labels[label] for label, names in RECORDED.items() if labels.get(label) is not None for name in names}
+    if created := labels.get("org.opencontainers.image.created"):
+        found["SOURCE_DATE_EPOCH"] = str(int(datetime.fromisoformat(created).timestamp()))
+    return found
 
 
 def copy_checkout(folder: Path) -> None:
