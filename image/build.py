@@ -117,7 +117,7 @@ def other(words: Sequence[str]) -> int:
 
 def recorded(labels: Mapping[str, str]) -> dict[str, str]:
     """The variables of docker-bake.hcl that an image was built with, as far as its labels say."""
-    found = {name: labels[label] for label, names in RECORDED.items() if labels.get(label) is not None for name in names}
+    found = {name: labels[label] for label, names in RECORDED.items() if label in labels for name in names}
     if created := labels.get("org.opencontainers.image.created"):
         found["SOURCE_DATE_EPOCH"] = str(int(datetime.fromisoformat(created).timestamp()))
     return found
