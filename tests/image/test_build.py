@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,24 @@ def test_a_wrong_call_builds_nothing(build, words):
     code, said, calls = build(*words)
     assert (code, calls) == (2, [])
     assert "usage:" in said
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("apt-get"), reason="wants root, and apt")
+def test_debian_of_one_day_has_the_security_updates_that_the_lock_has(tmp_path):
+    # The real script with the real apt, whose folders are others; the archive does not exist, so it ends after asking.
+    for name in ("etc", "lists", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "etc" / "sources.list.d").mkdir()
+    (tmp_path / "etc" / "sources.list.d" / "debian.sources").write_text("as the official image has it")
+    binds = f"mount --bind {tmp_path}/etc /etc/apt && mount --bind {tmp_path}/lists /var/lib/apt/lists"
+    archive = f"file://{tmp_path}/archive/debian/20261129T000000Z"
+    script = f'{binds} && exec {ROOT}/image/debs.sh "$0" {tmp_path}/out'
+    command = ["unshare", "--mount", "bash", "-c", script, ROOT / "image" / "packages.txt"]
+    done = subprocess.run(command, env={**os.environ, "SNAPSHOT": archive}, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert list((tmp_path / "etc" / "sources.list.d").iterdir()) == []
+    assert (tmp_path / "etc" / "sources.list").read_text().splitlines() == [
+        f"deb [check-valid-until=no] {archive} bookworm main",
+        f"deb [check-valid-until=no] {archive} bookworm-updates main",
+        f"deb [check-valid-until=no] {archive.replace('/debian/', '/debian-security/')} bookworm-security main",
+    ]
