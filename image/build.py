@@ -34,6 +34,7 @@ RECORDED = {
     "roundhouse.ops": ("DS_OPS_CPU", "DS_OPS_CUDA"),
     "roundhouse.architectures": ("TORCH_CUDA_ARCH_LIST",),
 }
+INPUTS = ("ROOTFS", "WHEELHOUSE", "DEBS", "DEEPSPEED", "CA_BUNDLE", "PIP_CONF")  # that may be paths
 EXPORT = "rewrite-timestamp=true,oci-mediatypes=true,compression=gzip,force-compression=true"
 
 
@@ -160,6 +161,9 @@ def bake(words: Sequence[str], variables: Mapping[str, str] | None = None) -> tu
     # (since 0.17), and fails where nobody can answer. These files are ours, and who set NETWORK has answered.
     given["BUILDX_BAKE_ENTITLEMENTS_FS"] = "0"
     environment = {**given, **os.environ, **(variables or {})}
+    for name in INPUTS:  # buildx runs in a copy of the checkout, from where DEBS=build/debs leads nowhere
+        if (path := environment.get(name)) and Path(path).exists():
+            environment[name] = str(Path(path).resolve())
     command = ["docker", "buildx", "bake", "--progress=plain", *words]
     if environment.get("NETWORK") == "host" and "--allow " in run_text("docker", "buildx", "bake", "--help"):
         command.append("--allow=network.host")

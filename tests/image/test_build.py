@@ -35,11 +35,12 @@ def build(tmp_path):
     calls = tmp_path / "calls"
     calls.touch()
 
-    def run(*words, buildx=NEW, checkout=ROOT, **variables):
+    def run(*words, buildx=NEW, checkout=ROOT, folder=ROOT, **variables):
         environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "CALLS": str(calls)}
         done = subprocess.run(
             [sys.executable, checkout / "image" / "build.py", *words],
             env={**environment, "HELP": buildx, **variables},
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
@@ -100,6 +101,14 @@ def test_a_base_that_was_made_is_taken_for_every_target_unless_another_is_named(
         "target:rootfs" if rootfs else None,
         "docker-image://other",
     ]
+
+
+def test_a_path_means_the_folder_where_it_was_typed_and_not_the_copy_that_is_built(build, tmp_path):
+    (tmp_path / "debs").mkdir()
+    given = {"DEBS": "debs", "WHEELHOUSE": "", "DEEPSPEED": "docker-image://other", "CA_BUNDLE": "/dev/null"}
+    code, said, [[_, environment]] = build("bake", "debs", folder=tmp_path, **given)
+    assert code == 0, said
+    assert {name: environment[name] for name in given} == {**given, "DEBS": f"{tmp_path}/debs"}
 
 
 @pytest.mark.parametrize("words", [[], ["image"], ["bake"], ["image", "cpu", "cuda"], ["other", "cpu"]])
