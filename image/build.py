@@ -91,7 +91,7 @@ def verify(name: str) -> int:
         return 78
     ours = BUILDS / "verify-ours"
     with tempfile.TemporaryDirectory(prefix="roundhouse-") as folder:
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
+        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
         subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
         # No cache: the layers that this engine built before would be compared with themselves.
         build(variant, Path(folder), ours, ["--no-cache"], recorded(labels))
