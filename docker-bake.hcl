@@ -1,7 +1,7 @@
 # docker buildx bake [cuda|cpu|debs|release] --print     # every variable can be set in the environment
 
-# The versions. A row is a published tag, all else is derived: the README's table too (`make lock`). A row without a lock
-# is not built by us: its wheels are on an index of their own, or nobody has run it yet.
+# The versions. A row is a published tag, all else is derived, the README's table too (`python image/table.py`; a test
+# compares). A row without a lock is not built by us: its wheels are on an index of their own, or nobody has run it yet.
 variable "IMAGES" {
   default = [
     { name = "cuda", torch = "2.13.0", cuda = "13.0", driver = "580", lock = "cuda" },

@@ -18,7 +18,7 @@ reproduce: ## build the image twice with no cache, and compare
 	$(PYTHON) image/build.py reproduce $(VARIANT)
 
 debs: ## save the Debian packages of a build, and lock them
-	docker buildx bake --progress=plain debs
+	$(PYTHON) image/build.py bake debs
 	image/list_debs.sh build/debs > requirements/debs.txt
 	[ ! -e build/base/base.txt ] || cp build/base/base.txt requirements/base.txt
 
@@ -26,4 +26,4 @@ verify: ## build what IMAGE was built from, and compare (IMAGE=name)
 	$(PYTHON) image/build.py verify $(IMAGE)
 
 release: ## build with attestations and push
-	docker buildx bake release
+	$(PYTHON) image/build.py bake release

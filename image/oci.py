@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,11 @@ class Image:
     digest: str  # of the manifest of this platform: what two builds share, and `docker pull` names
     config: dict[str, Any]
     layers: tuple[Layer, ...]
+
+    @property
+    def unpacked(self) -> bool:
+        """An engine without containerd's image store keeps no archive as it was pulled, and saves none compressed."""
+        return all(layer.digest == layer.diff_id for layer in self.layers)
 
 
 def read_image(layout: Path) -> Image:
@@ -66,9 +71,13 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
+def _unpacked(layer: Layer) -> BinaryIO:
+    return open(layer.blob, "rb") if layer.digest == layer.diff_id else cast(BinaryIO, gzip.open(layer.blob))
+
+
 def layer_files(layer: Layer) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each entry of a layer: its name, and all that an archive keeps of it."""
-    with gzip.open(layer.blob) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
+    with _unpacked(layer) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
         for entry in archive:
             content = archive.extractfile(entry) if entry.isreg() else None
             yield (
@@ -100,7 +109,7 @@ def differing_files(one: Layer, other: Layer) -> list[str]:
 
 def unpacked_size(layer: Layer) -> int:
     """Bytes of the layer's files."""
-    with gzip.open(layer.blob) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
+    with _unpacked(layer) as unpacked, tarfile.open(fileobj=unpacked, mode="r|") as archive:
         return sum(entry.size for entry in archive)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tomllib
 from datetime import datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,7 @@ def test_labels_say_what_an_image_was_built_from_so_that_it_can_be_built_again(t
         "DS_OPS_CPU": "CPU_ADAM SHM_COMM",
         "DS_OPS_CUDA": "FUSED_ADAM CPU_ADAM UTILS",
         "TORCH_CUDA_ARCH_LIST": "9.0",
+        "SOURCE_DATE_EPOCH": "1750000000",
     }
     first = bake(target, **variables)[target]
     again = bake(target, **script("build").recorded(first["labels"]))[target]
@@ -196,6 +198,16 @@ def test_the_context_of_the_build_is_what_goes_into_the_image():
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert lines[1] == "*"
     assert {line[1:] for line in lines if line.startswith("!")} >= {"entrypoint", "train", "templates", "LICENSE"}
+
+
+def test_no_file_is_in_the_context_that_no_step_reads_for_its_change_would_build_all_again():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    names = subprocess.run(["git", "ls-files", "image", "requirements"], cwd=ROOT, capture_output=True, text=True)
+    sent = {name for name in names.stdout.split() if not any(fnmatch(name, pattern) for pattern in ignored[2:])}
+    readers = [DOCKERFILE, *((ROOT / "image" / name).read_text() for name in ("product.sh", "build_info.py"))]
+    read = "\n".join(readers).replace("${VARIANT}.txt", "cpu.txt cuda.txt")
+    assert {name for name in sent if Path(name).name not in read} == set()
+    assert {"requirements/cuda.txt", "image/product.sh"} <= sent
 
 
 def test_the_table_of_the_readme_is_the_version_table():

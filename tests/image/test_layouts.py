@@ -36,7 +36,7 @@ def layer(files: dict[str, dict[str, int | bytes]]) -> bytes:
     return archive.getvalue()
 
 
-def layout(folder: Path, files: dict[str, dict[str, int | bytes]], *, level: int = 6) -> Path:
+def layout(folder: Path, files: dict[str, dict[str, int | bytes]], *, level: int | None = 6) -> Path:
     """An image of one layer, with an attestation beside it as BuildKit writes them."""
     archive = layer(files)
     config = {
@@ -45,7 +45,7 @@ def layout(folder: Path, files: dict[str, dict[str, int | bytes]], *, level: int
     }
     manifest = {
         "config": blob(folder, json.dumps(config).encode()),
-        "layers": [blob(folder, gzip.compress(archive, level, mtime=0))],
+        "layers": [blob(folder, archive if level is None else gzip.compress(archive, level, mtime=0))],
     }
     image = {**blob(folder, json.dumps(manifest).encode()), "platform": {"os": "linux", "architecture": "amd64"}}
     attestation = {**blob(folder, b"{}"), "platform": {"os": "unknown", "architecture": "unknown"}}
@@ -87,6 +87,12 @@ def test_another_compression_is_another_digest_and_no_file_is_blamed(tmp_path):
     big = {"opt/a.txt": {"content": bytes(range(256)) * 400}}
     done = run("compare", layout(tmp_path / "one", big, level=1), layout(tmp_path / "two", big, level=9))
     assert done.returncode == 1
+    assert "order or compression" in done.stdout
+
+
+def test_layers_that_an_engine_has_kept_unpacked_are_read_too(tmp_path):
+    done = run("compare", layout(tmp_path / "one", FILES), layout(tmp_path / "two", FILES, level=None))
+    assert done.returncode == 1, done.stderr
     assert "order or compression" in done.stdout
 
 
