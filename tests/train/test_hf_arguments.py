@@ -36,5 +36,5 @@ def test_the_stage_is_the_one_that_was_asked_for(asked, stage):
 def test_a_stage_that_the_file_contradicts_is_refused(file):
     for stage in (None, 1):
         assert stage_of(deepspeed_config(HfOptions(strategy="zero", zero_stage=stage, deepspeed_config=file), 2)) == 1
-    with pytest.raises(Problem, match="--zero-stage 3, but zero_optimization.stage is 1 in"):
+    with pytest.raises(Problem, match=r"--zero-stage 3, but zero_optimization.stage is 1 in"):
         deepspeed_config(HfOptions(strategy="zero", zero_stage=3, deepspeed_config=file), 2)

@@ -189,7 +189,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_told(llama):
 
 
 def test_more_positions_than_the_model_has_are_refused(llama):
-    with pytest.raises(Problem, match="--seq-length 4096: the model of --model .* has 2048 positions"):
+    with pytest.raises(Problem, match=r"--seq-length 4096: the model of --model .* has 2048 positions"):
         build_model(Options(model=str(llama), seq_length=4096), 300)
     build_model(Options(model=str(llama), seq_length=2048), 300)
 
