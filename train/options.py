@@ -98,7 +98,9 @@ class Options:
         None, _COUNT, "samples in an optimizer update, over all processes; none: as the run began, or at least 8"
     )
     micro_batch: int | None = _option(None, _COUNT, "samples a process takes at once; none: no accumulation")
-    lr: float = _option(3e-3, _POSITIVE, "peak learning rate")
+    lr: float | None = _option(
+        None, _POSITIVE, "peak learning rate; none: 3e-3 for our own model, 2e-5 for --model, 2e-4 for --lora-rank"
+    )
     warmup: int = _option(20, _COUNT0, "steps of linear warm-up")
     schedule: str = _option("cosine", click.Choice(["cosine", "linear", "constant"]), "decay after the warm-up")
     weight_decay: float = _option(0.1, _POSITIVE0, "AdamW weight decay of matrices")
@@ -120,6 +122,11 @@ class Options:
     keep: int = _option(2, _COUNT, "complete checkpoints to keep")
     eval_every: int = _option(100, _COUNT, "steps between validations; there is always one at the end")
     log_every: int = _option(10, _COUNT, "steps between log lines")
+
+    def __post_init__(self) -> None:
+        if self.lr is None:  # a rate for weights that begin at random would undo those that are trained already
+            rate = 3e-3 if self.model is None else 2e-4 if self.lora_rank else 2e-5
+            object.__setattr__(self, "lr", rate)
 
 
 _FIND_UNUSED = "let DDP look, in each step, for weights without gradient; slower, for models that have such weights"

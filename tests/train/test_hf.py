@@ -15,7 +15,20 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 ROOT = Path(__file__).resolve().parents[2]
 
-SMALL = ("--steps", "20", "--log-every", "1", "--seq-length", "64", "--global-batch", "8", "--warmup", "2")
+SMALL = (
+    "--steps",
+    "20",
+    "--log-every",
+    "1",
+    "--seq-length",
+    "64",
+    "--global-batch",
+    "8",
+    "--warmup",
+    "2",
+    "--lr",
+    "3e-3",
+)
 PASSES = ("--micro-batch", "2")
 SAVING = ("--save-every", "8")
 

@@ -20,6 +20,10 @@ TRAIN = Path(__file__).resolve().parents[2] / "train"
         (["--save-every", "30m"], "save_every", Interval(seconds=1800)),
         (["--save-every", "90s"], "save_every", Interval(seconds=90)),
         (["--lr=1e-4"], "lr", 1e-4),
+        ([], "lr", 3e-3),
+        (["--model", "some/model"], "lr", 2e-5),
+        (["--model", "some/model", "--lora-rank", "8"], "lr", 2e-4),
+        (["--model", "some/model", "--lora-rank", "8", "--lr", "1"], "lr", 1.0),
     ],
 )
 def test_options_are_read(arguments, field, value):

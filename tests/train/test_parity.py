@@ -152,7 +152,7 @@ def tuned(tmp_path_factory, llama, data):
         jobs = [
             {
                 "recipe": variants[name][0],
-                "arguments": [*SMALL, *data, "--model", str(llama), *variants[name][1]],
+                "arguments": [*SMALL, *data, "--model", str(llama), "--lr", "3e-3", *variants[name][1]],
                 "run_dir": str(run_dir),
                 "report": True,
             }
