@@ -66,7 +66,8 @@ RUN --mount=type=bind,source=image/pip.sh,target=/run/pip.sh \
 FROM torch-${VARIANT} AS deepspeed-build
 ARG VARIANT
 RUN --mount=type=bind,source=image/pip.sh,target=/run/pip.sh \
-    --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=requirements/cpu.txt,target=/run/requirements/cpu.txt \
+    --mount=type=bind,source=requirements/cuda.txt,target=/run/requirements/cuda.txt \
     --mount=type=bind,from=wheelhouse,target=/wheelhouse \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt --mount=type=secret,id=pip,target=/etc/pip.conf \
     /run/pip.sh '(annotated-types|einops|hjson|msgpack|ninja|numpy|packaging|psutil|py-cpuinfo|pydantic.*|tqdm|typing-.*)' \

@@ -177,6 +177,12 @@ def test_torch_is_there_before_deepspeed_is_compiled():
     assert "--no-build-isolation" in (ROOT / "image" / "deepspeed_wheel.sh").read_text()
 
 
+def test_a_lock_of_other_packages_compiles_no_op_again():
+    stage = DOCKERFILE.partition("AS deepspeed-build\n")[2].partition("\nFROM ")[0]
+    read = set(re.findall(r"(?:source=|COPY )(requirements[^ ,]*)", stage))
+    assert read == {"requirements/cpu.txt", "requirements/cuda.txt", "requirements/${VARIANT}.txt"}
+
+
 def test_the_toolkit_is_of_the_cuda_release_that_torch_pins():
     release = ".".join(locked("cuda.txt")["cuda-toolkit"].split(".")[:2])
     toolkit = locked("toolkit.txt")
