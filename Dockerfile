@@ -95,8 +95,8 @@ RUN --mount=type=bind,from=deepspeed,target=/wheels \
 ARG SOURCE_DATE_EPOCH VERSION REVISION TORCH CUDA DS_OPS TORCH_CUDA_ARCH_LIST
 RUN --mount=type=bind,target=/context \
     /context/image/product.sh
-# What a user's pip may not replace: torch, its CUDA, and what is compiled against them.
-ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt
+# What a user's pip or uv may not replace: torch, its CUDA, and what is compiled against them.
+ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt UV_CONSTRAINT=/opt/roundhouse/constraints.txt
 WORKDIR /workspace
 # ssh where a key is given, JupyterLab where a password is; nothing listens otherwise.
 EXPOSE 22 8888

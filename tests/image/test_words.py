@@ -155,3 +155,10 @@ def test_pip_refuses_what_wants_another_torch_and_replaces_nothing(engine):
     assert "Would install counts-1.0" in counts  # with the numpy that is there
     assert "Would install torch-2.12.0 wants-1.0" in without  # what the constraint is worth
     assert re.fullmatch(r"0\ntorch==2\.13\.0\S*\n", there)
+
+
+def test_uv_is_held_to_what_pip_is(engine):
+    result = engine.run("bash", "-c", 'cat "$PIP_CONSTRAINT"; echo; cat "$UV_CONSTRAINT"')
+    first, second = result.output.split("\n\n")
+    assert first.splitlines() == second.splitlines()
+    assert "torch==2.13.0" in first.splitlines()
