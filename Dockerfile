@@ -66,7 +66,8 @@ RUN --mount=type=bind,source=image/pip.sh,target=/run/pip.sh \
 FROM torch-${VARIANT} AS deepspeed-build
 ARG VARIANT
 RUN --mount=type=bind,source=image/pip.sh,target=/run/pip.sh \
-    --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=requirements/cpu.txt,target=/run/requirements/cpu.txt \
+    --mount=type=bind,source=requirements/cuda.txt,target=/run/requirements/cuda.txt \
     --mount=type=bind,from=wheelhouse,target=/wheelhouse \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt --mount=type=secret,id=pip,target=/etc/pip.conf \
     /run/pip.sh '(annotated-types|einops|hjson|msgpack|ninja|numpy|packaging|psutil|py-cpuinfo|pydantic.*|tqdm|typing-.*)' \
@@ -94,8 +95,8 @@ RUN --mount=type=bind,from=deepspeed,target=/wheels \
 ARG SOURCE_DATE_EPOCH VERSION REVISION TORCH CUDA DS_OPS TORCH_CUDA_ARCH_LIST
 RUN --mount=type=bind,target=/context \
     /context/image/product.sh
-# What a user's pip may not replace: torch, its CUDA, and what is compiled against them.
-ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt
+# What a user's pip or uv may not replace: torch, its CUDA, and what is compiled against them.
+ENV PIP_CONSTRAINT=/opt/roundhouse/constraints.txt UV_CONSTRAINT=/opt/roundhouse/constraints.txt
 WORKDIR /workspace
 # ssh where a key is given, JupyterLab where a password is; nothing listens otherwise.
 EXPOSE 22 8888

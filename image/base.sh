@@ -15,11 +15,13 @@ mapfile -t sources < <(apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME
 mkdir -p "$out"
 export PACKAGES=$out/packages
 # As in Debian's own slim images: no manuals and no translations, here or in what is installed later. Licences stay.
+# mmdebstrap copies this machine's name and name servers for apt, and leaves them.
 mmdebstrap --variant=minbase --include=ca-certificates \
   --dpkgopt=force-unsafe-io \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/lintian/*' \
+  --customize-hook='rm "$1/etc/hostname" "$1/etc/resolv.conf"' \
   --customize-hook='chroot "$1" dpkg-query -W -f "\${Package}=\${Version}\n" |
     xargs chroot "$1" apt-cache show --no-all-versions >"$PACKAGES"' \
   bookworm "$out/rootfs.part.tar" "${sources[@]}"

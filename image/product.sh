@@ -14,8 +14,7 @@ export HOME=$scratch TMPDIR=$scratch
 mkdir -p "$home"
 cp -r "$context"/{entrypoint,train,templates,LICENSE,pyproject.toml} "$home"
 install -m 755 "$context/image/roundhouse" /opt/venv/bin/roundhouse
-sed -nE 's/^((torch|triton|deepspeed|accelerate|numpy|nvidia-|cuda-)[a-z0-9-]*==[^ ]+).*/\1/p' "$lock" "$context"/requirements/toolkit.txt |
-  LC_ALL=C sort >"$home/constraints.txt"
+python "$context/image/constraints.py" "$lock" "$context/requirements/toolkit.txt" >"$home/constraints.txt"
 python "$context/image/build_info.py" "$context/requirements" "$home/build.json"
 # Shells get the container's variables. At the top, for Debian's file returns early where nobody types.
 install -m 644 "$context/image/shell.sh" "$home"

@@ -1,11 +1,13 @@
 """The version table: what is published, what it is made of, and that nothing repeats it. Needs buildx, no engine."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from datetime import datetime
 from fnmatch import fnmatch
@@ -175,11 +177,32 @@ def test_torch_is_there_before_deepspeed_is_compiled():
     assert "--no-build-isolation" in (ROOT / "image" / "deepspeed_wheel.sh").read_text()
 
 
+def test_a_lock_of_other_packages_compiles_no_op_again():
+    stage = DOCKERFILE.partition("AS deepspeed-build\n")[2].partition("\nFROM ")[0]
+    read = set(re.findall(r"(?:source=|COPY )(requirements[^ ,]*)", stage))
+    assert read == {"requirements/cpu.txt", "requirements/cuda.txt", "requirements/${VARIANT}.txt"}
+
+
 def test_the_toolkit_is_of_the_cuda_release_that_torch_pins():
     release = ".".join(locked("cuda.txt")["cuda-toolkit"].split(".")[:2])
     toolkit = locked("toolkit.txt")
     assert set(toolkit) == {"nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-nvvm"}
     assert {".".join(version.split(".")[:2]) for version in toolkit.values()} == {release}
+
+
+@pytest.mark.parametrize("variant", ["cuda", "cpu"])
+def test_pip_is_held_to_one_version_of_each_package_or_it_could_install_nothing_that_wants_numpy(variant):
+    locks = [REQUIREMENTS / f"{variant}.txt", REQUIREMENTS / "toolkit.txt"]
+    done = subprocess.run(
+        [sys.executable, ROOT / "image" / "constraints.py", *locks], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    held = dict(line.split("==") for line in lines)
+    assert len(held) == len(lines), lines
+    assert lines == sorted(lines)
+    assert {"torch", "deepspeed", "accelerate", "numpy", "nvidia-cuda-nvcc"} <= held.keys()
+    assert variant == "cpu" or {"triton", "cuda-toolkit", "nvidia-nccl-cu13"} <= held.keys()
+    assert held["numpy"] == importlib.metadata.version("numpy")
 
 
 def test_no_package_is_in_two_locks_of_one_image():

@@ -6,9 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
+from leave_out import leave_out
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = f"""#!{sys.executable}
@@ -137,3 +139,13 @@ def test_debian_of_one_day_has_the_security_updates_that_the_lock_has(tmp_path):
         f"deb [check-valid-until=no] {archive} bookworm-updates main",
         f"deb [check-valid-until=no] {archive.replace('/debian/', '/debian-security/')} bookworm-security main",
     ]
+
+
+@pytest.mark.image
+def test_a_base_that_was_made_has_nothing_of_the_machine_that_made_it():
+    if not (path := ROOT / "build" / "base" / "rootfs.tar").exists():
+        leave_out("no base: make base")
+    with tarfile.open(path) as archive:
+        names = {name.removeprefix("./") for name in archive.getnames()}
+    assert "etc/debian_version" in names
+    assert not names & {"etc/hostname", "etc/resolv.conf", "etc/machine-id", "etc/hosts"}

@@ -124,7 +124,11 @@ import zipfile
 from pathlib import Path
 
 Path("/tmp/wheels").mkdir()
-for name, version, wants in (("wants", "1.0", "torch==2.12.0"), ("torch", "2.12.0", None)):
+for name, version, wants in (
+    ("wants", "1.0", "torch==2.12.0"),
+    ("torch", "2.12.0", None),
+    ("counts", "1.0", "numpy>=1.17"),
+):
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(f"/tmp/wheels/{name}-{version}-py3-none-any.whl", "w") as wheel:
         requires = f"Requires-Dist: {wants}\\n" if wants else ""
@@ -136,16 +140,25 @@ PIP = """
 python -c "$0"
 install() { pip install --no-index --find-links /tmp/wheels "$@" 2>&1; echo "ended with $?"; }
 install wants; install torch==2.12.0; PIP_CONSTRAINT= install --dry-run wants
+install --dry-run counts
 pip list --format=freeze | grep -E '^(torch|wants)='
 """
 
 
 def test_pip_refuses_what_wants_another_torch_and_replaces_nothing(engine):
     result = engine.run("bash", "-c", PIP, WHEELS, options=("--network", "none"))
-    wants, torch, without, there = result.output.split("ended with ")
+    wants, torch, without, counts, there = result.output.split("ended with ")
     for refused in (wants, torch):
         assert "The conflict is caused by:" in refused, result
         assert "(constraint) torch==2.13.0" in refused
-    assert (torch[0], without[0], there[0]) == ("1", "1", "0")
+    assert (torch[0], without[0], counts[0], there[0]) == ("1", "1", "0", "0")
+    assert "Would install counts-1.0" in counts  # with the numpy that is there
     assert "Would install torch-2.12.0 wants-1.0" in without  # what the constraint is worth
     assert re.fullmatch(r"0\ntorch==2\.13\.0\S*\n", there)
+
+
+def test_uv_is_held_to_what_pip_is(engine):
+    result = engine.run("bash", "-c", 'cat "$PIP_CONSTRAINT"; echo; cat "$UV_CONSTRAINT"')
+    first, second = result.output.split("\n\n")
+    assert first.splitlines() == second.splitlines()
+    assert "torch==2.13.0" in first.splitlines()
