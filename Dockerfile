@@ -15,13 +15,26 @@ RUN --mount=type=bind,source=image/debs.sh,target=/debs.sh \
 FROM scratch AS debs
 COPY --from=debs-online /debs /
 
-FROM base AS system
-ARG SOURCE_DATE_EPOCH DEBS_LOCKED
-ENV LANG=C.UTF-8
+# Stages of their own, beside the image: an argument is in the history of each step after it, and neither how strictly one
+# asks nor whose mirror one takes is to change the digest.
+FROM base AS debs-checked
+ARG DEBS_LOCKED
 RUN --mount=type=bind,from=debs,target=/debs \
-    --mount=type=bind,source=image/system.sh,target=/run/image/system.sh \
+    --mount=type=bind,source=image/check_debs.sh,target=/run/image/check_debs.sh \
     --mount=type=bind,source=image/list_debs.sh,target=/run/image/list_debs.sh \
     --mount=type=bind,source=requirements/debs.txt,target=/run/debs.txt \
+    --mount=type=bind,source=requirements/base.txt,target=/run/base.txt \
+    /run/image/check_debs.sh /debs /run/debs.txt /run/base.txt >/debs.txt
+FROM base AS torch-cpu-index
+ARG TORCH_CPU_INDEX
+RUN printf '%s' "$TORCH_CPU_INDEX" >/index
+
+FROM base AS system
+ARG SOURCE_DATE_EPOCH
+ENV LANG=C.UTF-8
+RUN --mount=type=bind,from=debs,target=/debs \
+    --mount=type=bind,from=debs-checked,source=/debs.txt,target=/run/debs.txt \
+    --mount=type=bind,source=image/system.sh,target=/run/image/system.sh \
     /run/image/system.sh /debs /run/debs.txt
 
 # These arguments are in the environment of each step from here on, and not in that of the image.
@@ -32,8 +45,8 @@ ARG PIP_FIND_LINKS=/wheelhouse PIP_CERT=/etc/ssl/certs/ca-certificates.crt PIP_P
 RUN python3.11 -m venv /opt/venv
 
 FROM venv AS torch-cpu
-ARG TORCH_CPU_INDEX
 RUN --mount=type=bind,source=image/pip.sh,target=/run/pip.sh \
+    --mount=type=bind,from=torch-cpu-index,source=/index,target=/run/torch-cpu-index \
     --mount=type=bind,source=requirements/cpu.txt,target=/run/cpu.txt \
     --mount=type=bind,from=wheelhouse,target=/wheelhouse \
     --mount=type=secret,id=ca,target=/etc/ssl/certs/ca-certificates.crt --mount=type=secret,id=pip,target=/etc/pip.conf \

@@ -11,6 +11,10 @@ out=$1
 command -v mmdebstrap >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends mmdebstrap >&2; }
 mapfile -t sources < <(apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME) $(COMPONENT)' 'Created-By: Packages' |
   grep -E ' bookworm(-updates|-security)? main$' | sort -u)
+if [[ ${sources[*]} == *@* ]]; then
+  printf "error: apt's sources hold a name or password, which would be in the image\nfix: put it into /etc/apt/auth.conf\n" >&2
+  exit 78
+fi
 
 mkdir -p "$out"
 export PACKAGES=$out/packages
@@ -21,7 +25,7 @@ mmdebstrap --variant=minbase --include=ca-certificates \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/info/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/lintian/*' \
-  --customize-hook='rm "$1/etc/hostname" "$1/etc/resolv.conf"' \
+  --customize-hook='rm -f "$1/etc/hostname" "$1/etc/resolv.conf"' \
   --customize-hook='chroot "$1" dpkg-query -W -f "\${Package}=\${Version}\n" |
     xargs chroot "$1" apt-cache show --no-all-versions >"$PACKAGES"' \
   bookworm "$out/rootfs.part.tar" "${sources[@]}"

@@ -58,6 +58,8 @@ start() {
       tail -n 20 "$dir/dockerd.log" >&2
       say "dockerd did not answer in 30 s; its log is $dir/dockerd.log"
       stop
+      # A machine on which none can run makes no namespaces either; elsewhere it is a fault.
+      unshare --mount true 2>/dev/null && exit 1
       exit 69
     fi
   fi

@@ -18,8 +18,8 @@ awk -v names="^(${names#!})==" -v others="$([[ $names == !* ]] && echo 1 || echo
 options=(--no-deps --require-hashes --only-binary :all:)
 # torch's CPU wheels have an index of their own, which is not asked where the wheelhouse has them; the hashes in cpu.txt
 # fit no other build.
-if grep -q '^torch==' "$chosen" && [[ -n ${TORCH_CPU_INDEX-} ]] && ! compgen -G '/wheelhouse/torch-*' >/dev/null; then
-  options+=(--extra-index-url "$TORCH_CPU_INDEX")
+if grep -q '^torch==' "$chosen" && [[ -s /run/torch-cpu-index ]] && ! compgen -G '/wheelhouse/torch-*' >/dev/null; then
+  options+=(--extra-index-url "$(</run/torch-cpu-index)")
 fi
 pip install "${options[@]}" -r "$chosen"
 

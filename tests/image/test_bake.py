@@ -1,5 +1,6 @@
 """The version table: what is published, what it is made of, and that nothing repeats it. Needs buildx, no engine."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -243,3 +244,47 @@ def test_the_table_of_the_readme_is_the_version_table():
 def test_a_row_without_a_lock_is_not_built():
     assert {name.removeprefix("release-") for name in bake("release")} == {"cuda", "cpu"}
     assert re.findall(r'name = "(\w+)".*lock = ""', BAKE) == ["cuda12", "next"]
+
+
+@pytest.mark.skipif(not shutil.which("dpkg-deb"), reason="no dpkg-deb here")
+@pytest.mark.parametrize(
+    ("lock", "base", "strict", "code", "told"),
+    [
+        (["mine 1"], [], "1", 0, False),
+        ([], ["mine 1"], "1", 0, False),  # of a larger base
+        (["mine 1", "gone 2"], [], "1", 0, False),  # of a smaller one
+        ([], [], "0", 0, True),
+        ([], [], "1", 1, True),
+        (["mine 2"], [], "1", 1, True),
+    ],
+)
+def test_a_debian_package_that_no_lock_has_is_told_and_refused_if_asked(tmp_path, lock, base, strict, code, told):
+    control = tmp_path / "mine" / "DEBIAN" / "control"
+    control.parent.mkdir(parents=True)
+    control.write_text("Package: mine\nVersion: 1\nArchitecture: all\nMaintainer: us\nDescription: ours\n")
+    (tmp_path / "debs").mkdir()
+    deb = tmp_path / "debs" / "mine.deb"
+    subprocess.run(["dpkg-deb", "--build", tmp_path / "mine", deb], check=True, capture_output=True)
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    for name, lines in (("debs.txt", lock), ("base.txt", base)):
+        (tmp_path / name).write_text("".join(f"{line} {digest}\n" for line in lines))
+    command = [ROOT / "image" / "check_debs.sh", tmp_path / "debs", tmp_path / "debs.txt", tmp_path / "base.txt"]
+    done = subprocess.run(command, env={**os.environ, "DEBS_LOCKED": strict}, capture_output=True, text=True)
+    assert done.returncode == code
+    assert (f"mine 1 {digest}" in done.stderr) == told
+    assert done.stdout == ("" if code else f"mine 1 {digest}\n")
+
+
+def test_what_a_builder_chooses_is_in_no_step_of_the_image():
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]
+    parents = {stage.split()[2]: (stage.split()[0], stage) for stage in stages if " AS " in stage.splitlines()[0]}
+    lineage, name = [], "image"
+    for variant in ("cpu", "cuda"):
+        name = "image"
+        while name in parents:
+            name, stage = parents[name][0].replace("${VARIANT}", variant), parents[name][1]
+            lineage.append(stage)
+    assert len(lineage) == 2 * 5  # image, packages, torch, venv, system
+    for argument in ("DEBS_LOCKED", "TORCH_CPU_INDEX", "SNAPSHOT", "MAX_JOBS"):
+        assert any(argument in stage for stage in stages)
+        assert not any(argument in stage for stage in lineage)
