@@ -99,17 +99,17 @@ def fill(model: nn.Module, weights: dict[str, Tensor], process: Process, *, offl
     # Not to_empty(): it would also empty the buffers, which no state dict brings back.
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(model, weights, options=options)
+    set_model_state_dict(model, weights, options=options)  # which wants all of the model on one device
+    for module in model.modules():  # offload is of parameters; a layer computes with its buffers where they are
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(process.device))
 
 
 def gradients(model: nn.Module, batch: Batch, run: Run) -> Tensor:
     """Sharded gradients of the global mean loss; returns this rank's share of that loss."""
-    assert isinstance(model, FSDPModule)
     total = torch.zeros((), device=run.process.device)
-    passes = batch.passes(run.passes)
-    for number, (inputs, targets) in enumerate(passes, start=1):
-        # Gradients stay whole and local until the last pass reduces them.
-        model.set_requires_gradient_sync(number == len(passes))
+    # Each pass reduces: gradients that wait for the last one are whole, on the GPUs that could not hold the model.
+    for inputs, targets in batch.passes(run.passes):
         loss = summed_loss(model, inputs, targets, bfloat16=False) / batch.learnt_tokens  # the policy casts
         # FSDP averages gradients over ranks, but the loss is already a share of the global mean.
         (loss * dist.get_world_size()).backward()
