@@ -114,6 +114,37 @@ def test_programs_get_stable_keys():
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("eth2", "NCCL_SOCKET_IFNAME=eth2 matches no interface here (there are lo 127.0.0.1/8, "),
+        ("^docker0", "NCCL_SOCKET_IFNAME=^docker0 lets lo be taken, which leads to no other node; replaced by =ens1"),
+    ],
+)
+def test_what_the_plan_replaces_is_told(value, said):
+    """nic-03 and nic-08."""
+    two = {"NUM_NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.65.0.3", "NUM_TRAINERS": "8"}
+    checks, _ = of("runpod-cluster", GOOD, {**two, "NCCL_SOCKET_IFNAME": value}, software=CU13)
+    (check,) = [check for check in checks if "NCCL_SOCKET_IFNAME" in check.text]
+    assert check.level == "warn"
+    assert check.text.startswith(said)
+    assert "ens1 10.65.0.2/24" in check.text or value != "eth2"
+    assert check.fix == "unset NCCL_SOCKET_IFNAME"
+
+
+def test_a_limit_is_this_process_own(tmp_path):
+    answer = subprocess.run(
+        ["bash", "-c", 'ulimit -l 64 && exec "$@"', "bash", sys.executable, "-m", "entrypoint", "doctor", "--json"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/root", "TRAIN_VOLUME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    (found,) = [check for check in json.loads(answer.stdout)["checks"] if check["name"] == "limits.memlock"]
+    assert found["value"] == 65536
+    assert found["level"] == ("warn" if "RDMA will fail" in found["text"] else "n/a")
+
+
 def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path):
     answer = doctor("--json", TRAIN_VOLUME=str(tmp_path), TMPDIR=str(tmp_path))
     document = json.loads(answer.stdout)
