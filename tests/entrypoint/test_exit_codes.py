@@ -298,6 +298,29 @@ def test_a_hang_leaves_the_stacks_of_all_ranks_and_ends_the_attempt(tmp_path):
         assert str(script) in stacks
 
 
+STOPS = """
+import os, signal
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 6):
+    Path(os.environ["TRAIN_STEP_FILE"]).write_text(f"{step}\\n")
+    if step == 3 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_is_stopped_is_the_one_that_is_named(tmp_path):
+    """l-04: the others would wait for it as long as their group's timeout is, half an hour by default."""
+    script = runs.write_script(tmp_path, STOPS)
+    code, output = runs.train(tmp_path, script, program=("-c", HANG), TRAIN_RESTARTS="1")
+    assert code == 137, output
+    assert f"rank 1 left no stack (stopped?); rank 0 waited at {script}:12" in output.splitlines()[-1]
+
+
 def test_a_script_without_a_step_file_is_not_judged(tmp_path):
     words = ("quiet=1", "steps=8", "pace=1")
     code, output = runs.train(tmp_path, runs.write_script(tmp_path), *words, program=("-c", HANG))
