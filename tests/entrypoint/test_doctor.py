@@ -132,17 +132,30 @@ def test_what_the_plan_replaces_is_told(value, said):
     assert check.fix == "unset NCCL_SOCKET_IFNAME"
 
 
-def test_a_limit_is_this_process_own(tmp_path):
+def test_why_other_interfaces_are_not_used_is_told():
+    """nic-13"""
+    two = {"NUM_NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.5.0.4", "NUM_TRAINERS": "1"}
+    checks, _ = of("veth-link-local", GOOD, two, software=CU13)
+    (found,) = [check for check in checks if check.name == "network.interface"]
+    assert found.text.startswith("ens1: the route to the primary 10.5.0.4 leaves from ")
+    assert "; not ens2: down, or without a carrier" in found.text
+    assert "; not veth8a1f0c2: no address but a link-local one" in found.text
+    assert "not lo" not in found.text
+
+
+def test_limits_and_cores_are_this_process_own(tmp_path):
+    limited = 'ulimit -l 64 && exec taskset -c "$(taskset -cp $$ | grep -o "[0-9]*$")" "$@"'
     answer = subprocess.run(
-        ["bash", "-c", 'ulimit -l 64 && exec "$@"', "bash", sys.executable, "-m", "entrypoint", "doctor", "--json"],
+        ["bash", "-c", limited, "bash", sys.executable, "-m", "entrypoint", "doctor", "--json"],
         cwd=ROOT,
         env={"PATH": os.environ["PATH"], "HOME": "/root", "TRAIN_VOLUME": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    (found,) = [check for check in json.loads(answer.stdout)["checks"] if check["name"] == "limits.memlock"]
-    assert found["value"] == 65536
-    assert found["level"] == ("warn" if "RDMA will fail" in found["text"] else "n/a")
+    found = {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
+    assert found["limits.memlock"]["value"] == 65536
+    assert found["limits.memlock"]["level"] == ("warn" if "RDMA will fail" in found["limits.memlock"]["text"] else "n/a")
+    assert found["cpu.cores"]["value"] == 1
 
 
 def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path):
@@ -151,6 +164,9 @@ def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path):
     assert answer.returncode == document["exit_code"], answer.stderr
     levels = {check["name"]: check["level"] for check in document["checks"]}
     assert levels["volume.writable"] == levels["volume.rename"] == levels["volume.lock"] == "ok"
+    caches = [check for check in document["checks"] if check["name"].startswith("cache.") and "path" in check["value"]]
+    assert caches
+    assert all(check["value"]["free"] > 0 and "free)" in check["text"] for check in caches)
     assert list(tmp_path.iterdir()) == []
 
 
