@@ -1,7 +1,7 @@
 """Every answer about this node, in one list, for people and for programs. Pure."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from textwrap import wrap
@@ -48,11 +48,25 @@ def _of_plan(plan: Plan, found: Sequence[Check]) -> Iterator[Check]:
     network = plan.network
     names = ", ".join(network.interfaces) or "as given"
     rejected = dict(network.rejected)
-    yield Check("network.interface", "ok", f"{names}: {network.reason}", value={"rejected": rejected})
+    others = _left_out(rejected) if plan.cluster.nodes > 1 else ""
+    yield Check("network.interface", "ok", f"{names}: {network.reason}{others}", value={"rejected": rejected})
     told = {each.text for each in found}
     for finding in plan.findings:
         if finding.text not in told and finding.level != "ok":
             yield Check("plan.finding", finding.level, finding.text, finding.fix)
+
+
+def _left_out(rejected: Mapping[str, str]) -> str:
+    """Why each other interface is not used, but loopback, the interfaces of one reason together.
+
+    >>> _left_out({"lo": "leads to no other node", "ens2": "down", "wg0": "a tunnel", "ens3": "down"})
+    '; not ens2, ens3: down; not wg0: a tunnel'
+    """
+    names: dict[str, list[str]] = {}
+    for name, why in rejected.items():
+        if name != "lo":
+            names.setdefault(why, []).append(name)
+    return "".join(f"; not {', '.join(alike)}: {why}" for why, alike in names.items())
 
 
 def _once(checks: Iterable[Check]) -> Iterator[Check]:

@@ -198,14 +198,20 @@ def _room(trial: Trial, checkpoint_bytes: int | None, keep: int) -> Iterator[Che
     if checkpoint_bytes is None:
         level = "warn" if trial.free_bytes < 1 << 30 else "ok"
         fix = "delete old runs, or take a larger volume" if level == "warn" else ""
-        yield Check("volume.space", level, f"{free}; a checkpoint's size is not known", fix, trial.free_bytes)
+        text = f"{free}; a checkpoint's size is not known"
+        yield Check("volume.space", level, _named(trial, text, level), fix, trial.free_bytes)
         return
     # While a checkpoint is written, those that are kept are still there.
     needed = (keep + 1) * checkpoint_bytes
     text = f"{free}; a checkpoint takes about {size(checkpoint_bytes)}, and {keep} are kept while the next is written"
     level = "stop" if trial.free_bytes < checkpoint_bytes else "warn" if trial.free_bytes < needed else "ok"
     fix = f"free {size(needed - trial.free_bytes)}, take a larger volume, or a smaller --keep" if level != "ok" else ""
-    yield Check("volume.space", level, text, fix, trial.free_bytes)
+    yield Check("volume.space", level, _named(trial, text, level), fix, trial.free_bytes)
+
+
+def _named(trial: Trial, text: str, level: Level) -> str:
+    """With the volume's path where the sentence stands alone, as an error does."""
+    return text if level == "ok" else f"{trial.where}: {text}"
 
 
 def _replaces(trial: Trial) -> Check:

@@ -99,6 +99,46 @@ def error_of(run, node):
     return told
 
 
+NAME = "node-0.svc.local"  # no node's host name, and at the second address of node 0
+
+
+def by_name(run):
+    for node in run.nodes.nodes:
+        node.environment["TRAIN_PRIMARY"] = f"{NAME}:29500"
+
+
+def make_known(run, *nodes):
+    for node in nodes:
+        run.networks.on(node, f"echo '{run.networks.address(0, 1)} {NAME}' >> /etc/hosts")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_listens_follows_from_the_rank_whatever_name_the_primary_has(first, tmp_path, undisturbed):
+    with trial.Trial(tmp_path, 2, trial.SCRIPT, 5) as run:
+        by_name(run)
+        make_known(run, 0, 1)
+        run.start(first)
+        run.wait_for_line("command " if first == 0 else "waiting for node 0 at", nodes=[first])
+        run.start(1 - first)
+        assert run.finish() == [0, 0], run.text()
+        made = {record["step"]: record["loss"] for record in run.records()}
+    assert made == pytest.approx({step: undisturbed[step] for step in range(1, 6)}, rel=1e-4)
+
+
+def test_a_primary_whose_name_comes_late_and_whose_port_comes_later_costs_no_attempt(tmp_path, script):
+    with trial.Trial(tmp_path, 2, script) as run:
+        by_name(run)
+        run.start(1)
+        run.wait_for_line(f"waiting for the primary's name '{NAME}'", nodes=[1])
+        make_known(run, 0, 1)
+        run.wait_for_line(f"waiting for node 0 at {NAME}:29501", nodes=[1])
+        assert run.nodes[1].code is None
+        run.start(0)
+        assert run.finish() == [0, 0], run.text()
+    assert [path.name for path in (run.run / "logs").glob("attempt-*")] == ["attempt-0"]
+
+
 def test_ranks_by_arrival_begin_at_the_primary_and_stay_with_their_hosts(tmp_path):
     script = tmp_path / "own.py"
     script.write_text(

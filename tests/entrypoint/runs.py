@@ -66,7 +66,7 @@ def environment(volume, **variables):
     return {"PATH": os.environ["PATH"], "HOME": str(volume), "TRAIN_VOLUME": str(volume), **variables}
 
 
-def start(volume, *words, program=("-m", "entrypoint"), cwd=ROOT, **variables):
+def start(volume, *words, program=("-m", "entrypoint"), cwd=ROOT, start_new_session=False, **variables):
     return subprocess.Popen(
         [sys.executable, *program, "train", *map(str, words)],
         cwd=cwd,
@@ -75,6 +75,7 @@ def start(volume, *words, program=("-m", "entrypoint"), cwd=ROOT, **variables):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=start_new_session,
     )
 
 

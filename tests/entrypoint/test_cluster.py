@@ -42,6 +42,11 @@ def test_more_processes_than_visible_gpus_are_refused_with_both_numbers():
     assert make_cluster(told, 0).processes_per_node == 8  # on CPU any number may run
 
 
+def test_the_world_is_what_was_told_where_more_gpus_are_seen():
+    cluster = make_cluster(replace(ALONE, processes_per_node=2), 8)
+    assert (cluster.processes_per_node, cluster.world_size) == (2, 2)
+
+
 def test_one_node_takes_the_next_port_where_somebody_listens_and_several_do_not():
     assert make_cluster(ALONE, 0, (29500, 29501)).primary_port == 29502
     several = replace(ALONE, nodes=2, primary_address="10.0.0.9")

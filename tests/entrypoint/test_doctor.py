@@ -114,12 +114,58 @@ def test_programs_get_stable_keys():
     }
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("eth2", "NCCL_SOCKET_IFNAME=eth2 matches no interface here (there are lo 127.0.0.1/8, "),
+        ("^docker0", "NCCL_SOCKET_IFNAME=^docker0 lets lo be taken, which leads to no other node; replaced by =ens1"),
+    ],
+)
+def test_what_the_plan_replaces_is_told(value, said):
+    """nic-03 and nic-08."""
+    two = {"NUM_NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.65.0.3", "NUM_TRAINERS": "8"}
+    checks, _ = of("runpod-cluster", GOOD, {**two, "NCCL_SOCKET_IFNAME": value}, software=CU13)
+    (check,) = [check for check in checks if "NCCL_SOCKET_IFNAME" in check.text]
+    assert check.level == "warn"
+    assert check.text.startswith(said)
+    assert "ens1 10.65.0.2/24" in check.text or value != "eth2"
+    assert check.fix == "unset NCCL_SOCKET_IFNAME"
+
+
+def test_why_other_interfaces_are_not_used_is_told():
+    """nic-13"""
+    two = {"NUM_NODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.5.0.4", "NUM_TRAINERS": "1"}
+    checks, _ = of("veth-link-local", GOOD, two, software=CU13)
+    (found,) = [check for check in checks if check.name == "network.interface"]
+    assert found.text.startswith("ens1: the route to the primary 10.5.0.4 leaves from ")
+    assert "; not ens2: down, or without a carrier" in found.text
+    assert "; not veth8a1f0c2: no address but a link-local one" in found.text
+    assert "not lo" not in found.text
+
+
+def test_limits_and_cores_are_this_process_own(tmp_path):
+    limited = 'ulimit -l 64 && exec taskset -c "$(taskset -cp $$ | grep -o "[0-9]*$")" "$@"'
+    answer = subprocess.run(
+        ["bash", "-c", limited, "bash", sys.executable, "-m", "entrypoint", "doctor", "--json"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/root", "TRAIN_VOLUME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    found = {check["name"]: check for check in json.loads(answer.stdout)["checks"]}
+    assert found["limits.memlock"]["value"] == 65536
+    assert found["cpu.cores"]["value"] == 1
+
+
 def test_this_machine_is_looked_at_and_left_as_it_was(tmp_path):
     answer = doctor("--json", TRAIN_VOLUME=str(tmp_path), TMPDIR=str(tmp_path))
     document = json.loads(answer.stdout)
     assert answer.returncode == document["exit_code"], answer.stderr
     levels = {check["name"]: check["level"] for check in document["checks"]}
     assert levels["volume.writable"] == levels["volume.rename"] == levels["volume.lock"] == "ok"
+    caches = [check for check in document["checks"] if check["name"].startswith("cache.") and "path" in check["value"]]
+    assert caches
+    assert all(check["value"]["free"] > 0 and "free)" in check["text"] for check in caches)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -478,6 +478,7 @@ REFUSALS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
         RUNPOD | {"NUM_TRAINERS": "", "PRIMARY_ADDR": "", "HOST_NODE_ADDR": "", "NNODES": "3"},
         ("NUM_NODES=2", "NNODES=3"),
     ),
+    "rank is one too high": (RUNPOD | {"NODE_RANK": "2"}, ("NODE_RANK=2", "0..1", "NUM_NODES=2")),
     "rank is a word": (RUNPOD | {"NODE_RANK": "one"}, ("NODE_RANK=one",)),
     "rank is a fraction": (RUNPOD | {"NODE_RANK": "1.5"}, ("NODE_RANK=1.5",)),
     "rank is negative": (RUNPOD | {"NODE_RANK": "-1"}, ("NODE_RANK=-1",)),

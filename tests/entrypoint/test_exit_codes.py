@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -58,6 +59,36 @@ def test_the_code_is_the_first_failing_process_own_and_its_words_come_last(tmp_p
     assert time.monotonic() - began < 30  # torch's own agent would wait 30 s for a process that hangs
 
 
+FOLLOWS = """
+import os
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 6):
+    Path(os.environ["TRAIN_STEP_FILE"]).write_text(f"{step}\\n")
+    if step == 3 and dist.get_rank() == 1:
+        raise ValueError("bad data")
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_the_last_words_are_of_who_failed_and_not_of_who_lost_its_peer(tmp_path):
+    """l-03: rank 0 fails too, on the connection that rank 1 leaves behind."""
+    script = runs.write_script(tmp_path, FOLLOWS)
+    code, output = runs.train(tmp_path, script, TRAIN_RESTARTS="1")
+    run = tmp_path / "runs" / "own"
+    assert code == 1, output
+    assert "Traceback" in (run / "logs" / "attempt-0" / "n0r0.log").read_text()
+    failure = runs.read(run / "failure.json")
+    assert failure["rank"] == 1
+    assert f'File "{script}", line 11' in failure["traceback"]
+    *_, cause, last = output.splitlines()
+    assert cause == "[n0r1] [rank1]: ValueError: bad data"
+    assert last == "first to fail: node 0 rank 1, exit code 1"
+
+
 def test_an_import_error_is_not_tried_again(tmp_path):
     script = runs.write_script(tmp_path, "import no_such_module\n")
     code, output = runs.train(tmp_path, script)
@@ -94,6 +125,81 @@ def test_the_launcher_may_be_killed_and_leaves_no_orphan(tmp_path):
     process.communicate()
 
 
+LOADER = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader
+
+def deaf(worker):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+if __name__ == "__main__":
+    asked = []
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    folder = Path(os.environ["TRAIN_CHECKPOINT_DIR"])
+    begun = max((int(path.name[5:]) for path in folder.glob("step-*[0-9]")), default=0)
+    print("begins after", begun, flush=True)
+    data = DataLoader(torch.ones(100_000, 8), 4, num_workers=2, worker_init_fn=deaf if "deaf" in sys.argv else None)
+    for step, _ in enumerate(data, begun + 1):
+        time.sleep(0.05)
+        if os.environ["RANK"] == "0":
+            Path(os.environ["TRAIN_STEP_FILE"]).write_text(f"{step}\\n")
+        if asked:
+            if os.environ["RANK"] == "0":
+                partial = folder / f"step-{step}.partial"
+                partial.mkdir()
+                (partial / "manifest.json").write_text("{}")
+                partial.rename(folder / f"step-{step}")
+            sys.exit(143)
+        if step == begun + 5 and "short" in sys.argv:
+            break
+"""
+
+
+def test_loader_workers_go_with_a_launcher_that_is_killed_and_others_stay(tmp_path):
+    """l-06"""
+    script = runs.write_script(tmp_path, LOADER)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", script]) as foreign:
+        process = runs.start(tmp_path, script)
+        run = tmp_path / "runs" / "own"
+        runs.wait_for_step(run, 2)
+        process.kill()
+        process.communicate()
+        runs.wait_for(lambda: not runs.processes_of(run), f"left: {runs.processes_of(run)}", seconds=10)
+        assert foreign.poll() is None
+        foreign.kill()
+    assert runs.train(tmp_path, script, "short")[0] == 0
+
+
+def to_the_group(process):
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def to_every_process(process):
+    """As Slurm sends it: to the launcher, its child, the keepers and the training."""
+    for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
+        one.terminate()
+
+
+@pytest.mark.parametrize(("words", "ask"), [((), to_the_group), (("deaf",), to_every_process)])
+def test_loader_workers_live_to_the_last_batch_of_a_stop(words, ask, tmp_path):
+    """l-08. What is sent to every process also reaches the workers: docs/own-script.md has the line against that."""
+    script = runs.write_script(tmp_path, LOADER)
+    process = runs.start(tmp_path, script, *words, start_new_session=True)
+    run = tmp_path / "runs" / "own"
+    runs.wait_for_step(run, 7)
+    ask(process)
+    code, output = runs.finish(process)
+    assert code == 143, output
+    (saved,) = (run / "checkpoints").glob("step-*/manifest.json")
+    step = int(saved.parent.name[5:])
+    assert step >= 7
+    code, output = runs.train(tmp_path, script, "short")
+    assert code == 0, output
+    assert f"begins after {step}" in output
+
+
 def test_a_requested_stop_has_the_time_to_save_that_a_fault_has_not(tmp_path):
     script = runs.write_script(tmp_path)
     process = runs.start(tmp_path, script, "steps=1000", "save=8", TRAIN_GRACE="20")
@@ -108,12 +214,10 @@ def test_a_requested_stop_has_the_time_to_save_that_a_fault_has_not(tmp_path):
 
 
 def test_a_stop_that_reaches_every_process_saves_too(tmp_path):
-    """As Slurm sends it: to the launcher, its child, the keepers and the training."""
     process = runs.start(tmp_path, runs.write_script(tmp_path), "steps=1000", "save=4", TRAIN_GRACE="20")
     run = tmp_path / "runs" / "own"
     runs.wait_for_step(run, 2)
-    for one in (psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)):
-        one.terminate()
+    to_every_process(process)
     code, output = runs.finish(process)
     assert code == 143, output
     assert len(list((run / "checkpoints").glob("step-*/manifest.json"))) == 1
@@ -192,6 +296,29 @@ def test_a_hang_leaves_the_stacks_of_all_ranks_and_ends_the_attempt(tmp_path):
         assert "in the kernel at" in stacks
         assert "Fatal Python error: Aborted" in stacks
         assert str(script) in stacks
+
+
+STOPS = """
+import os, signal
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(1, 6):
+    Path(os.environ["TRAIN_STEP_FILE"]).write_text(f"{step}\\n")
+    if step == 3 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_is_stopped_is_the_one_that_is_named(tmp_path):
+    """l-04: the others would wait for it as long as their group's timeout is, half an hour by default."""
+    script = runs.write_script(tmp_path, STOPS)
+    code, output = runs.train(tmp_path, script, program=("-c", HANG), TRAIN_RESTARTS="1")
+    assert code == 137, output
+    assert f"rank 1 left no stack (stopped?); rank 0 waited at {script}:12" in output.splitlines()[-1]
 
 
 def test_a_script_without_a_step_file_is_not_judged(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,27 @@ def test_accelerates_own_command_starts_the_processes_under_our_keeper(tmp_path)
     logs = {path.name: path.read_text() for path in tmp_path.glob("n0r*.log")}
     assert logs.keys() == {"n0r0.log", "n0r1.log"}
     assert "TOLD 1 2" in logs["n0r1.log"]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_accelerates_own_command_makes_one_world_of_two_nodes(tmp_path):
+    """l-14: two processes a node, of which it must be told four."""
+    from entrypoint.attempt import _child_command
+
+    script = tmp_path / "my.py"
+    script.write_text(PLAIN)
+    recipe = choose_recipe(str(script), ("0",), base=tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "TRAIN_RUN_DIR": str(tmp_path)}
+    nodes = []
+    for rank in range(2):
+        cluster = Cluster("none", 2, rank, 2, 4, "127.0.0.1", port, None, (), {})
+        launcher = choose_launcher("accelerate", recipe, cluster, "127.0.0.1", gpus=2)
+        command = _child_command(launcher, tmp_path, tmp_path / f"outcome-{rank}.json")
+        nodes.append(subprocess.Popen(command, env=environment))
+    assert [node.wait(300) for node in nodes] == [0, 0]
+    told = {path.name: path.read_text().split()[1:3] for path in tmp_path.glob("n*.log")}
+    expected = {f"n{rank // 2}r{rank % 2}.log": [str(rank), "4"] for rank in range(4)}
+    assert told == expected

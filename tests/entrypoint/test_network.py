@@ -617,6 +617,31 @@ def test_a_value_from_outside_wins_unless_it_cannot_work_here(name, given, taken
     assert all(said in text and given in text for text in texts)
 
 
+def test_a_list_is_read_name_by_name_and_keeps_what_is_here():
+    """nic-12: the value itself stays, since NCCL passes over a name that is not here; gloo would stop at it."""
+    given = "ens2,ens1,ens99"
+    network = chosen("runpod-cluster", {"NCCL_SOCKET_IFNAME": given, "GLOO_SOCKET_IFNAME": given}, **RUNPOD)
+    assert "NCCL_SOCKET_IFNAME" not in settings(network)
+    assert settings(network)["GLOO_SOCKET_IFNAME"] == "ens1"
+    assert [finding.text for finding in network.findings] == [
+        f"NCCL_SOCKET_IFNAME={given} names ens99, which is not here",
+        f"NCCL_SOCKET_IFNAME={given} is yours and wins: it selects ens1, ens2; the plan would take =ens1",
+        f"GLOO_SOCKET_IFNAME={given} names ens99, which is not here; replaced by ens1",
+    ]
+
+
+def test_a_platforms_name_gives_way_to_who_owns_the_nodes_address_for_gloo_too():
+    """nic-02: another image calls the same card another name."""
+    facts = machine(INTERNET, link("enp1s0", "10.65.0.2/24"))
+    network = chosen(facts, {"NCCL_SOCKET_IFNAME": "ens1", "GLOO_SOCKET_IFNAME": "ens1"}, **RUNPOD)
+    assert settings(network).items() >= on("enp1s0").items()
+    assert [finding.text.partition(" matches")[0] for finding in network.findings] == [
+        "NCCL_SOCKET_IFNAME=ens1",
+        "GLOO_SOCKET_IFNAME=ens1",
+    ]
+    assert all(f"replaced by {value}" in network.findings[at].text for at, value in enumerate(("=enp1s0", "enp1s0")))
+
+
 @pytest.mark.parametrize(
     ("given", "taken", "said"),
     [

@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint.capture import replay_facts
 from entrypoint.environment import Environment, read_environment
-from entrypoint.errors import MachineError
+from entrypoint.errors import MachineError, SettingError
 from entrypoint.plan import Plan, make_plan
 from entrypoint.recipes import choose_recipe
 from entrypoint.report import to_json, to_text
@@ -206,6 +206,12 @@ def test_what_is_wrong_is_found_with_a_fix(machine, variables, level, text):
     findings = [finding for finding in planned(machine, variables).findings if text in finding.text]
     assert [finding.level for finding in findings] == [level]
     assert all(finding.fix for finding in findings)
+
+
+def test_gpus_that_are_hidden_lower_no_number_that_was_told():
+    with pytest.raises(SettingError, match=r"8 processes per node \(NUM_TRAINERS\).*2 visible GPUs") as caught:
+        planned("runpod-cluster", {**RUNPOD, "CUDA_VISIBLE_DEVICES": "0,1"})
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.fix
 
 
 def test_one_process_of_many_runs_the_script_and_starts_no_launcher():

@@ -1,5 +1,6 @@
 """Interfaces, HCAs and routes: what the kernel says, and what /sys may add."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,25 @@ def test_sysfs_tells_the_kind_where_the_driver_is_silent(files: dict[str, str], 
 def test_an_hca_without_its_device_is_listed_but_not_usable() -> None:
     (port,) = read_rdma(replay(MACHINES / "rdma-without-device"))
     assert (port.device, port.active, port.usable) == ("mlx5_0", True, False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "usable"),
+    [(None, False), ((), False), (("rdma_cm",), False), (("uverbs1",), False), (("rdma_cm", "uverbs0"), True)],
+    ids=["no folder", "an empty folder", "the manager alone", "another HCA's", "its own"],
+)
+def test_an_hca_is_usable_where_its_own_device_opens(
+    devices: tuple[str, ...] | None, usable: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(MACHINES / "rdma-without-device/sys", tmp_path / "sys")
+    if devices is not None:
+        (tmp_path / "dev/infiniband").mkdir(parents=True)
+        for name in devices:
+            (tmp_path / "dev/infiniband" / name).touch()
+    machine = replace(
+        THIS_MACHINE, files=Files(tmp_path), opens=lambda device: THIS_MACHINE.opens(f"{tmp_path}{device}")
+    )
+    assert [port.usable for port in read_rdma(machine)] == [usable]
 
 
 def test_hcas_come_in_the_order_of_their_numbers() -> None:

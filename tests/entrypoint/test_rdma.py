@@ -54,6 +54,12 @@ def test_nccl_is_told_what_it_would_not_find_out_itself(seen, given, settings, s
     assert all(said in text for text in texts)
 
 
+def test_where_a_device_is_shut_the_reason_has_the_flags_that_open_it():
+    shut = facts(hca("mlx5_0", usable=False))
+    settings, _ = rdma_settings(choose_rdma(shut, {}), {}, shut)
+    assert "--device /dev/infiniband --cap-add IPC_LOCK" in settings[0].reason
+
+
 PORTS = tuple(hca(f"mlx5_{n}", port) for n in (0, 1, 10) for port in (1, 2))
 
 

@@ -97,6 +97,17 @@ def test_attempts_go_on_while_checkpoints_come_and_end_with_76(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.slow
+def test_a_platform_that_starts_a_broken_script_for_ever_trains_it_twice(tmp_path):
+    """l-10: it fails before its first step, so that each start is one attempt; the volume counts them."""
+    script = runs.write_script(tmp_path, "raise SystemExit(1)\n")
+    ended = [runs.train(tmp_path, script, TRAIN_RESTARTS="2") for _ in range(4)]
+    assert [code for code, _ in ended] == [1, 1, 76, 76], ended
+    assert all("no new complete checkpoint in 2 attempts in a row" in output for _, output in ended[2:])
+    assert len(list((run_of(tmp_path) / "logs").glob("attempt-*"))) == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
 def test_a_new_checkpoint_begins_the_count_again(tmp_path):
     script = tmp_path / "own.py"
     # fails in attempts 0 to 2, each of which makes a checkpoint; the third would be one too many without them

@@ -18,7 +18,7 @@ from run import Diverged, Run
 
 
 class StopAt:
-    """A request to stop that comes while step `step` is made."""
+    """A request to stop that comes while step `step` is made, to one rank alone."""
 
     def __init__(self, step):
         self.left = step
@@ -57,7 +57,7 @@ def main():
         run = Run(job["recipe"], parse(job["arguments"], KINDS[job["recipe"]]), process)
         if not job.get("report"):
             run.report = lambda *_: None  # writing a sample takes longer than these runs
-        if job.get("stop_at"):
+        if job.get("stop_at") and process.rank == process.world_size - 1:  # the others hear of it from this rank
             run._stop = StopAt(job["stop_at"])
         with poisoned(recipe, run, job.get("poison", [])):
             try:

@@ -98,7 +98,13 @@ def stop_by_file(process, run):
     (run / "stop").touch()
 
 
-@pytest.mark.parametrize("stop", [stop_by_signal, stop_by_file])
+def stop_by_signal_to_one_rank(process, run):
+    """l-09: nobody but rank 1 knows; the others must not wait for it in the next step."""
+    keeper = json.loads((run / "logs" / "attempt-0" / "n0r1.started.json").read_text())
+    os.kill(keeper["script"], signal.SIGTERM)
+
+
+@pytest.mark.parametrize("stop", [stop_by_signal, stop_by_file, stop_by_signal_to_one_rank])
 def test_a_stopped_run_goes_on_where_it_was_with_the_same_losses(tmp_path, text, undisturbed, stop):
     run = tmp_path / "runs" / "ddp"
     process = start(tmp_path, *SMALL, "--data", text, TRAIN_NPROC="2")

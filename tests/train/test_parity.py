@@ -87,6 +87,19 @@ HALF = STEPS // 2
 WRITERS = [(recipe, processes) for recipe in ("ddp", "fsdp") for processes in (1, 2, 3)]
 
 
+@pytest.mark.parametrize("processes", [2, 4])
+def test_a_stop_that_one_rank_hears_is_the_same_step_for_all(processes, tmp_path, data):
+    """l-09: whoever left alone would leave the others in a collective; drive.py wants 143 of each rank."""
+    jobs = [
+        {"recipe": name, "arguments": [*SMALL, *data], "run_dir": str(tmp_path / name), "stop_at": 3}
+        for name in ("ddp", "fsdp", "zero", "hf")
+    ]
+    drive(tmp_path, processes, jobs)
+    for job in jobs:
+        assert list(losses(job["run_dir"])) == [1, 2, 3], job["recipe"]
+        assert [path.name for path in Path(job["run_dir"], "checkpoints").iterdir()] == ["step-3"], job["recipe"]
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory, data, trained):
     """(writer, processes, reader, processes) → the losses of the second half."""
