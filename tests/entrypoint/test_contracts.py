@@ -4,6 +4,7 @@ import re
 import socket
 
 import pytest
+
 import runs
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 import runs
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
