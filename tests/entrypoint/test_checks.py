@@ -61,7 +61,8 @@ ROWS = [
     ("gpu.torch", None, facts("h100-infiniband", {"capability": "7.0"}, software=replace(CU13, torch_cuda="12.8")), ""),
     # img-02
     ("gpu.ops", "warn", facts("h100-infiniband", {"capability": "10.0"},
-                              software=replace(CU13, architectures=("8.0", "9.0"))), "GPU 0 (NVIDIA H100 80GB HBM3) has compute capability 10.0; DeepSpeed's ops were built for 8.0 9.0"),
+                              software=replace(CU13, architectures=("8.0", "9.0"))),
+     "has compute capability 10.0; DeepSpeed's ops were built for 8.0 9.0"),
     ("gpu.ops", None, facts("h100-infiniband", {"capability": "12.0"},
                             software=replace(CU13, architectures=("8.0", "9.0+PTX"))), ""),
     ("gpu.health", "stop", facts("gpu-lost"), "GPU 2 does not answer: GPU is lost"),

@@ -1,0 +1,33 @@
+"""One function of a test file, called on several processes of one group: what fails there fails the test.
+
+torchrun ranks.py FILE FUNCTION FOLDER
+"""
+
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+
+TRAIN = Path(__file__).resolve().parents[2] / "train"
+
+
+def on_ranks(count: int, function: Callable[[Path], None], folder: Path) -> None:
+    """Call `function(folder)` on so many ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    program = [__file__, inspect.getsourcefile(function), function.__name__, str(folder)]
+    environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(TRAIN))
+    import process_group
+
+    process_group.start()
+    run_path(sys.argv[1])[sys.argv[2]](Path(sys.argv[3]))
+    process_group.stop()
+    process_group.leave(0)
