@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 
-TRAIN = Path(__file__).resolve().parents[2] / "train"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def on_ranks(count: int, function: Callable[[Path], None], folder: Path) -> None:
@@ -24,7 +24,7 @@ def on_ranks(count: int, function: Callable[[Path], None], folder: Path) -> None
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(TRAIN))
+    sys.path[:0] = [str(ROOT / "train"), str(ROOT / "tests" / "entrypoint")]
     import process_group
 
     process_group.start()
