@@ -287,18 +287,19 @@ def test_a_run_that_is_stopped_twice_sees_each_sample_of_each_epoch_once(stopped
     assert far(losses(stopped / recipe / "stopped"), losses(stopped / recipe / "whole")) < 1e-6
 
 
-@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
-def test_a_save_that_fails_deletes_nothing_and_the_last_one_ends_the_run(tmp_path, data, recipe):
+def test_a_save_that_fails_deletes_nothing_and_the_last_one_ends_the_run(tmp_path, data):
     """verl#4873, with the smallest --keep."""
-    arguments = ["--steps", "9", "--seq-length", "64", "--global-batch", "4", "--save-every", "3", "--keep", "1", *data]
+    small = ["--steps", "9", "--seq-length", "64", "--global-batch", "4", "--save-every", "3", "--keep", "1", *data]
     jobs = [
-        {"recipe": recipe, "arguments": arguments, "run_dir": str(tmp_path / "once"), "full": [6]},
-        {"recipe": recipe, "arguments": arguments, "run_dir": str(tmp_path / "twice"), "full": [6, 9]},
+        {"recipe": recipe, "arguments": small, "run_dir": str(tmp_path / recipe / name), "full": full, "ends": ends}
+        for recipe in ("ddp", "fsdp")
+        for name, full, ends in (("once", [6], 0), ("twice", [6, 9], "NotSaved"))
     ]
-    jobs[1]["ends"] = "NotSaved"
     said = drive(tmp_path, 2, jobs)
-    assert said.count("step 6 was not saved") == 2
-    assert said.count("No space left on device") == said.count("training goes on to the next save") == 2
-    assert [path.name for path in (tmp_path / "once" / "checkpoints").iterdir()] == ["step-9"]
-    assert [path.name for path in (tmp_path / "twice" / "checkpoints").iterdir()] == ["step-3"]
-    assert tensors(tmp_path / "twice" / "checkpoints" / "step-3")
+    assert said.count("step 6 was not saved") == 4
+    assert said.count("No space left on device") == said.count("training goes on to the next save") == 4
+    for recipe in ("ddp", "fsdp"):
+        assert [path.name for path in (tmp_path / recipe / "once" / "checkpoints").iterdir()] == ["step-9"]
+        (left,) = (tmp_path / recipe / "twice" / "checkpoints").iterdir()
+        assert left.name == "step-3"
+        assert tensors(left)
