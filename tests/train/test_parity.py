@@ -5,14 +5,13 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
+from ranks import read_tensors
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 torch = pytest.importorskip("torch")
-dcp = pytest.importorskip("torch.distributed.checkpoint")
 DRIVE = Path(__file__).with_name("drive.py")
 STEPS = 20
 SMALL = ["--steps", str(STEPS), "--log-every", "1", "--seq-length", "64", "--global-batch", "12", "--warmup", "4"]
@@ -234,20 +233,10 @@ def test_ten_such_steps_in_a_row_end_the_run_and_the_weights_that_were_saved_are
     assert records(poisoned[recipe, 10])[-1]["step"] == 13  # the tenth, 14, is not logged any more
     kept = sorted(path.name for path in (poisoned[recipe, 10] / "checkpoints").iterdir())
     assert kept == ["step-10", "step-12"]  # of skipped steps: the weights of step 4
-    first, second = (tensors(poisoned[recipe, 10] / "checkpoints" / name) for name in kept)
+    first, second = (read_tensors(poisoned[recipe, 10] / "checkpoints" / name) for name in kept)
     assert len(first) > 100
     assert all(torch.isfinite(tensor).all() for tensor in first.values())
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-
-
-def tensors(folder):
-    """All of a checkpoint's, of the model and of the optimizer."""
-    reader = dcp.FileSystemReader(folder)
-    kept = reader.read_metadata().state_dict_metadata
-    state = {name: torch.empty(info.size) for name, info in kept.items() if hasattr(info, "size")}
-    with warnings.catch_warnings(action="ignore"):  # that it is done by one process
-        dcp.load(state, storage_reader=reader, no_dist=True)
-    return state
 
 
 # ---- resumes within an epoch, and saves that fail ----
@@ -302,4 +291,4 @@ def test_a_save_that_fails_deletes_nothing_and_the_last_one_ends_the_run(tmp_pat
         assert [path.name for path in (tmp_path / recipe / "once" / "checkpoints").iterdir()] == ["step-9"]
         (left,) = (tmp_path / recipe / "twice" / "checkpoints").iterdir()
         assert left.name == "step-3"
-        assert tensors(left)
+        assert read_tensors(left)

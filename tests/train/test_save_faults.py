@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from mounts import as_root, tmpfs
-from ranks import on_ranks
+from ranks import on_ranks, read_tensors
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 torch = pytest.importorskip("torch")
@@ -210,7 +210,18 @@ def test_a_save_on_a_full_volume_leaves_what_was_there_and_nothing_else(tmp_path
 def alone(folder, *arguments, **variables):
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     environment |= {"TRAIN_RUN_DIR": str(folder / "run"), **variables}
-    words = ["--steps", "30", "--seq-length", "32", "--global-batch", "2", "--log-every", "1", *arguments]
+    (folder / "text.txt").write_text("".join(f"{n} times {n} is {n * n}\n" for n in range(4000)))
+    words = [
+        "--data",
+        str(folder / "text.txt"),
+        "--steps",
+        "30",
+        "--seq-length",
+        "32",
+        "--global-batch",
+        "2",
+        *arguments,
+    ]
     command = [sys.executable, str(ROOT / "train" / "ddp.py"), *words]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -226,3 +237,18 @@ def test_a_run_whose_last_save_finds_no_room_does_not_end_well(tmp_path):
     assert error.startswith(f"error: step 30 was not saved to {volume}: ")
     assert error.endswith("bytes are free)")
     assert fix.startswith("  fix: make room on the volume")
+
+
+def test_a_run_that_diverges_stops_with_an_error_and_its_checkpoints_are_whole(tmp_path):
+    """DeepSpeedExamples#418. The first step leaves weights of which the next forward makes no number any more."""
+    done = alone(tmp_path, "--lr", "1e30", "--warmup", "0", "--save-every", "2", "--keep", "9")
+    error, fix = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert error.startswith("error: the gradient was not finite for 10 steps in a row, up to step ")
+    assert fix.startswith("  fix: a lower --lr")
+    saved = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert len(saved) >= 5
+    for path in saved:
+        state = read_tensors(path)
+        assert len(state) > 100
+        assert all(torch.isfinite(tensor).all() for tensor in state.values()), path
