@@ -5,6 +5,7 @@ Rank 0 alone looks at the folder and decides; the others are told. Model and opt
 torch.distributed.checkpoint under the model's own names, so that each reads the other's, at any number of processes.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -64,9 +65,10 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
     the volume has less room than the newest checkpoint takes. `about` is kept in the manifest.
     """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
-    if from_first(_is_complete(final)):
+    if from_first(dist.get_rank() == 0 and _is_complete(final)):
         return final
     manifest = {"step": step, "world_size": dist.get_world_size(), "about": about}
+    _try(lambda: _sweep(folder) if dist.get_rank() == 0 else None, folder)
     failed = from_first(_no_room(folder) if dist.get_rank() == 0 else None)
     # Each ends with all ranks: one that failed must not meet the others in a collective of the next.
     acts: tuple[Callable[[], object], ...] = (
@@ -75,7 +77,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
         lambda: _commit(partial, final, manifest) if dist.get_rank() == 0 else None,
     )
     for _ in range(0 if failed else 2):  # a network file system hiccups
-        failed = next(filter(None, map(_try, acts)), None)
+        failed = next(filter(None, (_try(act, folder) for act in acts)), None)
         if failed is None:
             return final
     if dist.get_rank() == 0:
@@ -89,15 +91,34 @@ def _empty(partial: Path) -> None:
     partial.mkdir(parents=True)
 
 
-def _try(act: Callable[[], object]) -> str | None:
+def _try(act: Callable[[], object], folder: Path) -> str | None:
     """Do something on all ranks; what went wrong on the first that it went wrong on, the same answer on all."""
     wrong: str | None = None
     try:
         act()
-    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:  # torch tells a full disk as RuntimeError
-        wrong = " ".join(str(error).split())[:300] or type(error).__name__
+    except (OSError, RuntimeError, dcp.api.CheckpointException) as error:
+        wrong = _why(error, folder)
     # Where one rank writes for all, the others may wait for it longer than a collective may take.
     return next((each for each in from_all(wrong) if each is not None), None)
+
+
+def _why(error: BaseException, folder: Path) -> str:
+    """One line with the room that is left: torch tells a full disk as "unexpected pos 704 vs 598"."""
+    if isinstance(error, dcp.api.CheckpointException):  # its own text is the tracebacks of all ranks
+        error, _ = next(iter(error.failures.values()))
+    text = " ".join(str(error).split())[:300] or type(error).__name__
+    with contextlib.suppress(OSError):
+        text += f" ({shutil.disk_usage(folder).free:,} bytes are free)"
+    return text
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a killed run was writing or deleting: nobody would come back to it, and it takes a checkpoint's room.
+
+    A run has one writer, which holds its lock and writes one checkpoint at a time.
+    """
+    for left in (*folder.glob("step-*.partial"), *folder.glob("step-*.old")):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _no_room(folder: Path) -> str | None:
@@ -123,9 +144,9 @@ def prune(folder: Path, keep: int) -> None:
             shutil.rmtree(folder / f"step-{step}.damaged", ignore_errors=True)
             os.rename(folder / f"step-{step}", folder / f"step-{step}.damaged")
         for step in to_delete(complete, keep):
-            # the manifest goes first: what is half deleted is not complete
-            (folder / f"step-{step}" / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder / f"step-{step}")
+            old = folder / f"step-{step}.old"  # what is half deleted must not look like a checkpoint, nor a damaged one
+            os.rename(folder / f"step-{step}", old)
+            shutil.rmtree(old, ignore_errors=True)  # NFS: a file that a node still has open; the next save tries again
 
 
 def to_delete(steps: Sequence[int], keep: int) -> list[int]:

@@ -97,7 +97,8 @@ def refuse_other_form(run: Run, bound: dict[str, Any]) -> None:
     if run.found is None:
         return
     path = run.found.path / BOUND
-    written = process_group.from_first(json.loads(path.read_text()) if path.exists() else None)
+    here = run.process.is_first and path.exists()
+    written = process_group.from_first(json.loads(path.read_text()) if here else None)
     fix = "or give this run another name (TRAIN_RUN)"
     if written is None:
         raise Problem(f"{run.found.path} was not written by zero", fix=f"go on with the recipe that wrote it, {fix}")

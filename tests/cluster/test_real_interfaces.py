@@ -109,6 +109,13 @@ DUAL = ENS1 + "ip address add fd00::2/64 dev ens1 nodad\non_peer ip address add 
 ROWS = [
     ("a dead-end eth0 beside the cluster's link", ETH0 + ENS1, "10.65.0.1", "ens1", {"eth0": "not the way"}),
     (
+        "eth1 and eth2, as a cloud called them before ens1 and ens2",
+        ETH0 + "join eth1 10.65.0\njoin eth2 10.66.0\n",
+        "10.65.0.1",
+        "eth1",
+        {"eth0": "not the way", "eth2": "not the way"},
+    ),
+    (
         "a tunnel that is the way to everywhere",
         TUN + ETH0 + ENS1,
         "10.65.0.1",

@@ -47,6 +47,8 @@ ROWS = [
      "driver 570.86.15 speaks CUDA 12.8; torch 2.13.0+cu130 is built with CUDA 13.0, which wants driver 580 or later"),
     ("gpu.driver", "stop", facts("h100-infiniband", software=CU13, driver_version="525.60.13", driver_cuda=None),
      "wants driver 580"),
+    ("gpu.driver", "stop", facts("vast-overlay", software=replace(CU13, torch="2.8.0+cu128", torch_cuda="12.8"),
+                                 driver_version="470.256.02", driver_cuda="11.4"), "wants driver 525 or later"),
     ("gpu.driver", "ok", facts("h100-infiniband", software=CU13), "driver 580.65.06 speaks CUDA 13.0"),
     # A compatibility package raises what the driver speaks above its branch; a newer driver runs older CUDA.
     ("gpu.driver", "ok", facts("h100-infiniband", software=CU13, driver_version="570.86.15", driver_cuda="13.0"), ""),
@@ -59,7 +61,8 @@ ROWS = [
     ("gpu.torch", None, facts("h100-infiniband", {"capability": "7.0"}, software=replace(CU13, torch_cuda="12.8")), ""),
     # img-02
     ("gpu.ops", "warn", facts("h100-infiniband", {"capability": "10.0"},
-                              software=replace(CU13, architectures=("8.0", "9.0"))), "built for 8.0 9.0"),
+                              software=replace(CU13, architectures=("8.0", "9.0"))),
+     "has compute capability 10.0; DeepSpeed's ops were built for 8.0 9.0"),
     ("gpu.ops", None, facts("h100-infiniband", {"capability": "12.0"},
                             software=replace(CU13, architectures=("8.0", "9.0+PTX"))), ""),
     ("gpu.health", "stop", facts("gpu-lost"), "GPU 2 does not answer: GPU is lost"),
@@ -118,6 +121,15 @@ def test_a_question_is_answered(name, expected, seen, words):
         first = next(each for each in found if each.name == name)
         assert words in first.text
         assert bool(first.fix) == (expected in ("warn", "stop"))
+
+
+@pytest.mark.parametrize(("driver", "speaks", "other"), [("570.86.15", "12.8", "12.x"), ("525.60.13", None, "12.x")])
+def test_who_rents_too_old_a_driver_is_told_what_to_filter_by(driver, speaks, other):
+    """nvidia-docker#1515"""
+    seen = facts("vast-overlay", software=CU13, driver_version=driver, driver_cuda=speaks)
+    (found,) = [each for each in answers(seen) if each.name == "gpu.driver"]
+    assert "driver 580 or later (the filter is often called CUDA 13.0)" in found.fix
+    assert f"a torch built with CUDA {other}" in found.fix
 
 
 def test_a_lost_gpu_does_not_stop_who_has_chosen_the_others():

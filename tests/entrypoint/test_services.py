@@ -45,6 +45,20 @@ def test_a_service_that_dies_for_good_neither_ends_nor_hides_the_run(pod):
     assert runs.read(pod.volume / "runs/own/services.json")[0]["state"] == "stopped"
 
 
+def test_a_training_that_ended_well_is_not_started_again_and_a_service_is(pod):
+    """Supervisor#212"""
+    with pod.up(TRAIN_SCRIPT=str(pod.volume / "own.py"), TRAIN_ARGS="steps=3", TRAIN_ON_EXIT="stay"):
+        pod.wait_for("this container stays")
+        pod.processes("sshd -D")[0].kill()
+        pod.wait_for("sshd ended and is started again")
+        runs.wait_for(lambda: pod.said().count("Server listening on 0.0.0.0") == 2, "sshd did not come back")
+        time.sleep(5)
+        assert pod.said().count("[n0r0] step 3") == 1
+        assert len(runs.read(pod.volume / "runs/own/attempts.json")) == 1
+        pod.signal(signal.SIGTERM)
+        assert pod.process.wait(30) == 0
+
+
 def test_at_a_stop_the_training_saves_before_the_services_end(pod):
     with training(pod, "steps=3000 save=3"):
         runs.wait_for_step(pod.volume / "runs/own", 5)

@@ -203,6 +203,7 @@ def test_pip_is_held_to_one_version_of_each_package_or_it_could_install_nothing_
     assert lines == sorted(lines)
     assert {"torch", "deepspeed", "accelerate", "numpy", "nvidia-cuda-nvcc"} <= held.keys()
     assert variant == "cpu" or {"triton", "cuda-toolkit", "nvidia-nccl-cu13"} <= held.keys()
+    assert {name for name in locked(f"{variant}.txt") if name.startswith("nvidia-")} <= held.keys()
     assert held["numpy"] == importlib.metadata.version("numpy")
 
 

@@ -1,5 +1,6 @@
 """`render`: one set of settings, the template of any platform."""
 
+import ast
 import json
 import re
 import subprocess
@@ -98,6 +99,18 @@ def test_no_template_names_an_interface_or_a_port_of_tensorboard(path):
     assert not re.search(r"\b(eth|ens|eno|ib|mlx5_)\d", text)
     assert "SOCKET_IFNAME" not in text
     assert "6006" not in text
+
+
+def test_no_code_chooses_an_interface_by_its_name():
+    """The clouds' own pages went from eth1 to ens1 within a year (runpod/docs#212)."""
+    named = set()
+    for path in (ROOT / "entrypoint").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told]
+        if any(re.search(r"\b(eth|ens|eno|enp|ib|bond|mlx5_)\d", str(node.value)) for node in texts):
+            named.add(path.name)
+    assert named == {"values.py", "namespaces.py"}  # the example of a fix; the nodes of `local`, which we make
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -570,9 +583,17 @@ def test_help_and_list_show_platforms_and_keys():
     assert all(word in shown for word in (*PLATFORMS, *KEYS))
 
 
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+BAKED = re.findall(r"(\w+)=", " ".join(re.findall(r"^ENV ((?:.*\\\n)*.*)$", DOCKERFILE, re.MULTILINE)))
+
+
 def test_the_image_sets_no_variable_that_would_beat_the_jobs():
     """Slurm's containers let variables of the image win (pyxis#22)."""
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    baked = re.findall(r"^(?:ENV| {4})\s*([A-Z_]+)=", dockerfile, re.MULTILINE)
-    assert "PATH" in baked
-    assert not [name for name in baked if re.match(r"MASTER_|NODE_RANK|WORLD_SIZE|RANK|NCCL_|GLOO_|TRAIN_", name)]
+    assert {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "NVIDIA_DRIVER_CAPABILITIES", "PIP_CONSTRAINT"} <= set(BAKED)
+    assert not [name for name in BAKED if re.match(r"MASTER_|NODE_RANK|WORLD_SIZE|RANK|NCCL_|GLOO_|TRAIN_", name)]
+
+
+def test_the_image_puts_no_library_before_those_of_the_driver():
+    """A compat libcuda on the path is error 804 on a GeForce (nvidia-docker#1515)."""
+    assert not [name for name in BAKED if name.startswith("LD_")]
+    assert "compat" not in DOCKERFILE

@@ -19,6 +19,7 @@ import process_group  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from run import Run  # noqa: E402
+from several_runs import learnt_here_and_there  # noqa: E402
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Asked:
     forget: str | None = None  # a checkpoint to remove before, as if the run had died on its way there
     spoil: str | None = None  # a checkpoint to damage before
     poisoned_step: int | None = None  # the loss of the last rank is not a number in it
+    uneven: bool = False  # how many tokens are learnt differs between ranks and passes
 
 
 def main():
@@ -72,6 +74,8 @@ def train(asked, process):
     run = Run(asked.recipe, options.parse(asked.arguments, options.KINDS[asked.recipe]), process)
     if not run.options.model:
         run.report = lambda *_: None  # a text of 240 bytes takes longer than 20 steps
+    if asked.uneven:
+        run.samples = learnt_here_and_there(run.samples)
     original = hf.summed_loss
     calls = []
 

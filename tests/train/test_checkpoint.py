@@ -149,6 +149,33 @@ def test_pruning_leaves_what_is_being_written(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3", "step-4.partial"]
 
 
+def test_what_a_killed_run_was_writing_or_deleting_takes_no_room_from_the_next_save(tmp_path, monkeypatch):
+    """A run that saves by the clock does not come to the same step again, which would write over it."""
+    model, optimizer = saved(tmp_path, [1])
+    for name in ("step-2.partial", "step-0.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard").write_bytes(bytes(100_000))
+
+    def usage(folder):
+        return type("Usage", (), {"free": 100_000 - sum(p.stat().st_size for p in tmp_path.rglob("shard"))})
+
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage)
+    save(tmp_path, 3, model, optimizer, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-3"]
+
+
+def test_a_deletion_that_is_killed_leaves_nothing_that_looks_like_a_checkpoint(tmp_path, monkeypatch):
+    model, optimizer = saved(tmp_path, [1, 2])
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.prune(tmp_path, 1)
+    monkeypatch.undo()
+    assert checkpoint.newest(tmp_path).damaged == ()
+    save(tmp_path, 3, model, optimizer, {})
+    checkpoint.prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
+
+
 @pytest.mark.parametrize("tries", [1, 2, 3])
 def test_one_hiccup_is_retried_and_a_save_that_fails_twice_leaves_nothing(tmp_path, tries):
     saved(tmp_path, [1])

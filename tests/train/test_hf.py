@@ -72,6 +72,8 @@ def runs(tmp_path_factory, text, llama, with_unused):
         asked("hf", *SAVING),
         asked("hf passes", *PASSES),
         asked("hf, activation checkpointing", "--activation-checkpointing"),
+        asked("hf uneven", *PASSES, uneven=True),
+        asked("hf uneven, zero 2", *zero(2), *PASSES, uneven=True),
         *(asked(f"zero {stage}", *zero(stage), *PASSES, *SAVING) for stage in (0, 1, 2, 3)),
         *(asked(f"poisoned {name}", *more, poisoned_step=5) for name, more in POISONED.items()),
         asked("hf", *SAVING, forget="step-20"),
@@ -97,6 +99,7 @@ def runs(tmp_path_factory, text, llama, with_unused):
     ]
     one = [
         asked("one process", *PASSES),
+        asked("ddp uneven", recipe="ddp", uneven=True),
         asked("one process, zero 2", *zero(2)),
         asked("hf", *SAVING, spoil="step-20"),
         asked("zero 3", *zero(3), *SAVING),
@@ -166,6 +169,14 @@ def test_each_step_has_the_loss_of_ddp(runs, name):
 def test_each_step_of_a_fine_tune_has_the_loss_of_ddp(runs, name, reference):
     folder, _, _ = runs
     assert difference(folder / name, folder / reference) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["hf uneven", "hf uneven, zero 2"])
+def test_ranks_and_passes_count_by_their_tokens(runs, name):
+    """transformers#34191; the reference is one process in one pass."""
+    folder, _, _ = runs
+    assert difference(folder / name, folder / "ddp uneven") < 1e-4
+    assert difference(folder / "ddp uneven", folder / "ddp") > 1e-2
 
 
 def test_the_log_has_the_fields_and_rates_of_ddp(runs):

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import read_tensors
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
+torch = pytest.importorskip("torch")
 DRIVE = Path(__file__).with_name("drive.py")
 STEPS = 20
 SMALL = ["--steps", str(STEPS), "--log-every", "1", "--seq-length", "64", "--global-batch", "12", "--warmup", "4"]
@@ -38,11 +40,15 @@ def drive(folder, processes, jobs, **variables):
         [*command, str(DRIVE), str(folder / "jobs.json")], env=environment, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout
 
 
 def losses(run_dir):
-    lines = Path(run_dir, "metrics.jsonl").read_text().splitlines()
-    return {record["step"]: record["loss"] for record in map(json.loads, lines)}
+    return {record["step"]: record["loss"] for record in records(run_dir)}
+
+
+def records(run_dir):
+    return [json.loads(line) for line in Path(run_dir, "metrics.jsonl").read_text().splitlines()]
 
 
 def far(found, expected):
@@ -60,7 +66,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, data):
-    """(variant, processes) → its losses, all of them made in two starts."""
+    """(variant, processes) → the folder of its run, all of them made in two starts."""
     folder = tmp_path_factory.mktemp("parity")
     found = {}
     for processes in (1, 2):
@@ -71,16 +77,26 @@ def trained(tmp_path_factory, data):
         ]
         # Two "nodes" of one process each, so that hybrid replicates over them.
         drive(folder, processes, jobs, LOCAL_WORLD_SIZE="1")
-        found |= {(name, processes): losses(run_dir) for name, run_dir in names.items()}
+        found |= {(name, processes): run_dir for name, run_dir in names.items()}
     return found
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_recipe_gives_the_losses_of_one_plain_process(trained, variant, processes):
-    expected = trained["ddp", 1]
+    expected = losses(trained["ddp", 1])
     assert expected[STEPS] < expected[1] - 1  # it learns
-    assert far(trained[variant, processes], expected) < 1e-4
+    assert far(losses(trained[variant, processes]), expected) < 1e-4
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_rate_of_a_step_is_that_of_one_plain_process(trained, variant, processes):
+    """accelerate#662"""
+    rates, expected = ([each["lr"] for each in records(trained[key])] for key in ((variant, processes), ("ddp", 1)))
+    assert rates == expected
+    assert rates.index(max(rates)) == 3  # of four steps of warm-up
+    assert rates[-1] < rates[3] / 5
 
 
 HALF = STEPS // 2
@@ -135,7 +151,7 @@ def resumed(tmp_path_factory, data, trained):
 def test_a_run_goes_on_under_another_recipe_and_another_number_of_processes(
     resumed, trained, writer, wrote, reader, reading
 ):
-    second_half = {step: loss for step, loss in trained["ddp", 1].items() if step > HALF}
+    second_half = {step: loss for step, loss in losses(trained["ddp", 1]).items() if step > HALF}
     assert far(resumed[writer, wrote, reader, reading], second_half) < 1e-4
 
 
@@ -186,7 +202,6 @@ def test_a_model_of_hugging_face_gives_the_losses_of_one_plain_process(tuned, va
 
 @pytest.mark.parametrize(("variant", "processes"), [("ddp", 2), ("fsdp", 1), ("fsdp", 2), ("zero 1", 2), ("zero 3", 2)])
 def test_what_was_tuned_loads_with_from_pretrained_and_is_the_same_model(tuned, variant, processes):
-    import torch
     from transformers import AutoModelForCausalLM
 
     ours, plain = (
@@ -209,6 +224,7 @@ def poisoned(tmp_path_factory, data):
             "arguments": [*SMALL, *data, "--save-every", "2", "--keep", "2"],
             "run_dir": str(run_dir),
             "poison": list(range(5, 5 + times)),
+            "ends": "Diverged" if times == 10 else 0,
         }
         for (recipe, times), run_dir in found.items()
     ]
@@ -218,17 +234,74 @@ def poisoned(tmp_path_factory, data):
 
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
 def test_a_step_whose_gradient_is_no_number_is_skipped_on_all_ranks_and_counted(poisoned, recipe):
-    lines = (poisoned[recipe, 1] / "metrics.jsonl").read_text().splitlines()
-    records = {record["step"]: record for record in map(json.loads, lines)}
-    assert records[5]["loss"] is None
-    assert records[STEPS]["skipped_steps"] == 1
-    assert all(record["loss"] is not None for step, record in records.items() if step != 5)
-    assert records[STEPS]["loss"] < records[1]["loss"] - 1
+    found = {record["step"]: record for record in records(poisoned[recipe, 1])}
+    assert found[5]["loss"] is None
+    assert found[STEPS]["skipped_steps"] == 1
+    assert all(record["loss"] is not None for step, record in found.items() if step != 5)
+    assert found[STEPS]["loss"] < found[1]["loss"] - 1
 
 
 @pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
 def test_ten_such_steps_in_a_row_end_the_run_and_the_weights_that_were_saved_are_whole(poisoned, recipe):
-    lines = (poisoned[recipe, 10] / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["step"] == 13  # the tenth, 14, is not logged any more
+    assert records(poisoned[recipe, 10])[-1]["step"] == 13  # the tenth, 14, is not logged any more
     kept = sorted(path.name for path in (poisoned[recipe, 10] / "checkpoints").iterdir())
     assert kept == ["step-10", "step-12"]  # of skipped steps: the weights of step 4
+    first, second = (read_tensors(poisoned[recipe, 10] / "checkpoints" / name) for name in kept)
+    assert len(first) > 100
+    assert all(torch.isfinite(tensor).all() for tensor in first.values())
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+# ---- resumes within an epoch, and saves that fail ----
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, data):
+    """A run of two epochs of 64 samples that nobody disturbs, and one that is stopped in each."""
+    folder = tmp_path_factory.mktemp("epochs")
+    small = ["--steps", "32", "--log-every", "1", "--seq-length", "64", "--global-batch", "4", "--warmup", "4", *data]
+    stops = [("whole", None), ("stopped", 5), ("stopped", 16), ("stopped", None)]  # after 20 samples of each epoch
+    jobs = [
+        {"recipe": recipe, "arguments": small, "run_dir": str(folder / recipe / name), "samples": 64, "stop_at": stop}
+        for recipe in ("ddp", "fsdp")
+        for name, stop in stops
+    ]
+    drive(folder, 2, jobs)
+    return folder
+
+
+def seen(run_dir):
+    """Samples of both ranks, in the order of the steps."""
+    ranks = [[line.split() for line in (run_dir / f"seen-{rank}").read_text().splitlines()] for rank in (0, 1)]
+    return [[*map(int, first), *map(int, second)] for first, second in zip(*ranks, strict=True)]
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_a_run_that_is_stopped_twice_sees_each_sample_of_each_epoch_once(stopped, recipe):
+    """accelerate#2016"""
+    steps = seen(stopped / recipe / "stopped")
+    assert steps == seen(stopped / recipe / "whole")
+    for epoch in (steps[:16], steps[16:]):
+        assert sorted(index for step in epoch for index in step) == list(range(64))
+    assert steps[:16] != steps[16:]
+    found = records(stopped / recipe / "stopped")
+    assert [record["step"] for record in found] == list(range(1, 33))
+    assert far(losses(stopped / recipe / "stopped"), losses(stopped / recipe / "whole")) < 1e-6
+
+
+def test_a_save_that_fails_deletes_nothing_and_the_last_one_ends_the_run(tmp_path, data):
+    """verl#4873, with the smallest --keep."""
+    small = ["--steps", "9", "--seq-length", "64", "--global-batch", "4", "--save-every", "3", "--keep", "1", *data]
+    jobs = [
+        {"recipe": recipe, "arguments": small, "run_dir": str(tmp_path / recipe / name), "full": full, "ends": ends}
+        for recipe in ("ddp", "fsdp")
+        for name, full, ends in (("once", [6], 0), ("twice", [6, 9], "NotSaved"))
+    ]
+    said = drive(tmp_path, 2, jobs)
+    assert said.count("step 6 was not saved") == 4
+    assert said.count("No space left on device") == said.count("training goes on to the next save") == 4
+    for recipe in ("ddp", "fsdp"):
+        assert [path.name for path in (tmp_path / recipe / "once" / "checkpoints").iterdir()] == ["step-9"]
+        (left,) = (tmp_path / recipe / "twice" / "checkpoints").iterdir()
+        assert left.name == "step-3"
+        assert read_tensors(left)

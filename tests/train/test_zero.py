@@ -14,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ranks import on_ranks
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("deepspeed is not installed", allow_module_level=True)
 import process_group  # noqa: E402
@@ -156,6 +157,16 @@ def test_two_processes_have_the_losses_of_a_plain_one(one, two, strategy, passes
 
 
 @pytest.mark.parametrize("strategy", [*STRATEGIES, "own config"])
+def test_the_rate_of_a_step_is_that_of_a_plain_process(one, two, strategy):
+    found, expected = (
+        [json.loads(line)["lr"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (two / f"{strategy}, one pass", one / "ddp")
+    )
+    assert found == expected
+    assert found[0] < found[1] == found[19]  # two steps of warm-up
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, "own config"])
 def test_ranks_and_passes_count_by_their_tokens(one, two, strategy):
     found, expected = losses(two / f"{strategy}, poisoned"), losses(one / "ddp, uneven")
     assert largest_difference(found, expected, range(1, POISONED)) < 1e-4
@@ -173,6 +184,64 @@ def test_a_step_whose_gradient_is_not_finite_is_skipped_by_all_and_leaves_no_tra
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_bf16_learns_as_fp32_does(one, two, strategy):
     assert 0 < largest_difference(losses(two / f"{strategy}, bf16"), losses(one / "ddp"), range(1, 9)) < 0.05
+
+
+# ---- the whole state of a model whose weights are shared out ----
+
+
+class Odd(torch.nn.Module):
+    """A head that is the embedding, a frozen layer, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(50, 16)
+        self.frozen, self.norm = torch.nn.Linear(16, 16), torch.nn.BatchNorm1d(16)
+        self.head = torch.nn.Linear(16, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.frozen(self.embed(tokens))))
+
+
+def whole_states(_):
+    import deepspeed
+    import deepspeed_setup
+    import torch.distributed as dist
+    from optimizer import make_optimizer
+    from options import Options
+
+    rank = dist.get_rank()
+    process = process_group.Process(rank, rank, dist.get_world_size(), torch.device("cpu"))
+    for stage in (1, 2, 3):
+        torch.manual_seed(0)
+        model = Odd()
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        deepspeed_setup.load(process)
+        config = {"train_batch_size": 8, "zero_optimization": {"stage": stage}}
+        engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model, Options()), config=config)
+        for _step in range(3):
+            tokens = torch.randint(50, (4,))
+            engine.backward(torch.nn.functional.cross_entropy(engine(tokens), tokens))
+            engine.step()
+        state = deepspeed_setup.whole_state(model, keep=rank == 0)
+        with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+            live = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        engine.destroy()
+        assert rank == 0 or not state
+        if rank == 0:
+            assert state.keys() == live.keys() == before.keys()
+            assert all(torch.equal(state[name], live[name]) for name in live), stage
+            assert torch.equal(state["frozen.weight"], before["frozen.weight"])
+            assert torch.equal(state["head.weight"], state["embed.weight"])
+            assert not torch.equal(state["embed.weight"], before["embed.weight"])
+            assert state["norm.num_batches_tracked"] == 3
+            torch.nn.Module.load_state_dict(Odd(), state, strict=True)
+
+
+def test_the_whole_state_is_the_live_models_bit_for_bit(tmp_path):
+    """DeepSpeed#1896, #3033"""
+    on_ranks(2, whole_states, tmp_path)
 
 
 # ---- one run from start to end, and what may go on from it ----
@@ -277,6 +346,26 @@ def test_a_stopped_run_goes_on_where_it_was_with_the_same_losses(two, tmp_path, 
 
 
 # ---- refusals, and single processes ----
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-c", "import deepspeed"),
+        ("-c", "from deepspeed.env_report import main; main()"),  # ds_report
+        *((str(ROOT / "train" / f"{recipe}.py"), "--help") for recipe in ("ddp", "fsdp", "zero", "hf")),
+    ],
+    ids=lambda words: words[-2].rpartition("/")[-1] + words[-1],
+)
+def test_without_nvcc_and_cuda_home_nothing_breaks(tmp_path, words):
+    """DeepSpeed#2772"""
+    (tmp_path / "bin").mkdir()
+    environment = {"PATH": str(tmp_path / "bin"), "HOME": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def alone(folder, *arguments, recipe="zero", path=None):
