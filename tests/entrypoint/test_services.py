@@ -7,6 +7,7 @@ import time
 import pods
 import psutil
 import pytest
+
 import runs
 
 why_not = pods.missing()
