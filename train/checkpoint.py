@@ -42,6 +42,10 @@ class NotSaved(Exception):
     """A checkpoint could not be written; the ones before it are as they were."""
 
 
+class Stranded(Exception):
+    """One rank's write failed where the others wait for it in a library's collective: only its end frees them."""
+
+
 def write_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Model and optimizer into `folder`, each rank its share; without what is frozen, which never changes."""
     complete_state(optimizer)
@@ -58,11 +62,25 @@ def read_state(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def in_step(write: Callable[[], None], folder: Path) -> None:
+    """Let a library write that has collectives of its own between its files, as DeepSpeed's barriers.
+
+    Stranded where it fails and others may wait in one: to try again, or to tell them, would be another collective.
+    """
+    try:
+        write()
+    except (OSError, RuntimeError) as error:
+        if dist.get_world_size() == 1:
+            raise
+        raise Stranded(f"rank {dist.get_rank()}: {folder} was not written: {_why(error, folder)}") from error
+
+
 def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str, Any]) -> Path:
     """Make `step-<step>` in `folder` of what `write` puts into the folder that it is given, on all ranks.
 
     Returns after the rename, on all ranks; NotSaved on all ranks, with nothing left behind, where it failed twice or
-    the volume has less room than the newest checkpoint takes. `about` is kept in the manifest.
+    the volume has less room than the newest checkpoint takes. `about` is kept in the manifest. What `write` raises
+    besides OSError and RuntimeError goes through, and leaves the partial folder to the next save.
     """
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     if from_first(dist.get_rank() == 0 and _is_complete(final)):
@@ -87,7 +105,7 @@ def save(folder: Path, step: int, write: Callable[[Path], None], about: dict[str
 
 
 def _empty(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed, or by a run that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a try that failed
     partial.mkdir(parents=True)
 
 

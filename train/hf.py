@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import checkpoint
 import deepspeed_setup
 import pretrained
 import process_group
@@ -131,6 +132,13 @@ class RunTrainer(Trainer):
         if not self.is_deepspeed_enabled:
             complete_state(self.optimizer)
         super()._save_checkpoint(model, None)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        write = super()._save_optimizer_and_scheduler
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            checkpoint.in_step(lambda: write(output_dir), Path(output_dir))
+        else:
+            write(output_dir)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not self.is_deepspeed_enabled:  # whose own checkpoint has the weights, each rank its share

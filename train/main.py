@@ -6,9 +6,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import process_group
-from checkpoint import NotSaved
+from checkpoint import NotSaved, Stranded
 from options import Options, Problem, parse
 from run import Diverged, Run
+
+_VOLUME = (
+    "look for the first such line of all ranks, and at the room and health of the volume there; "
+    "started again the run goes on from the last complete checkpoint, which is as it was"
+)
 
 
 def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options) -> NoReturn:
@@ -23,6 +28,9 @@ def main(recipe: str, train: Callable[[Run], int], kind: type[Options] = Options
         code = problem.exit_code
     except NotSaved as error:
         _tell(f"error: {error}\n  fix: make room on the volume; started again it goes on from the last one")
+        code = 1
+    except Stranded as error:  # of this rank alone, whichever it is; the group is left as it is, as below
+        print(f"error: {error}\n  fix: {_VOLUME}", file=sys.stderr, flush=True)
         code = 1
     except Diverged as error:
         _tell(f"error: {error}\n  fix: a lower --lr, a longer --warmup, or other data; the last checkpoint is good")

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import checkpoint
 import deepspeed_setup
 import process_group
 import torch
@@ -164,7 +165,7 @@ def update(engine: "DeepSpeedEngine") -> bool:
 
 def write_state(folder: Path, engine: "DeepSpeedEngine", bound: dict[str, Any]) -> None:
     """Model and optimizer into `folder` in DeepSpeed's own form, each rank its share."""
-    engine.save_checkpoint(str(folder), tag=_TAG)
+    checkpoint.in_step(lambda: engine.save_checkpoint(str(folder), tag=_TAG), folder)
     if dist.get_rank() == 0:
         (folder / BOUND).write_text(json.dumps(bound) + "\n")
 

@@ -345,6 +345,54 @@ def test_a_stopped_run_goes_on_where_it_was_with_the_same_losses(two, tmp_path, 
     assert losses(run) == losses(two / f"stage {stage}, accumulated")
 
 
+# From its second save on rank 1 may write no file beyond 64 kB: the kernel ends its writes, as on a full volume.
+FULL_FOR_ONE = """
+import importlib, os, resource, sys
+sys.path.insert(0, sys.argv.pop(1))
+import main, options, run
+recipe, full = sys.argv.pop(1), sys.argv.pop(1) == "full"
+save = run.Run.save
+
+def limited(self, step, write):
+    if full and self.process.rank == 1 and step == 4:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
+    save(self, step, write)
+
+run.Run.save = limited
+run.Run.report = lambda *_: None  # a text of 240 bytes takes longer than the run
+main.main(recipe, importlib.import_module(recipe).train, options.KINDS[recipe])
+"""
+
+
+@pytest.mark.parametrize("recipe", [("zero", "--zero-stage", "3"), ("zero",), ("hf", "--strategy", "zero")])
+def test_a_write_that_fails_on_one_rank_is_told_at_once_and_the_checkpoint_before_stays(tmp_path, text, recipe):
+    (tmp_path / "script.py").write_text(FULL_FOR_ONE)
+    checkpoints = tmp_path / "checkpoints"
+    script = (tmp_path / "script.py", Path(zero.__file__).parent, recipe[0])
+    arguments = [*recipe[1:], *SMALL, "--data", text, "--steps", "6", "--save-every", "2"]
+
+    done = torchrun(tmp_path, *script, "full", *arguments)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors[0].startswith("error: rank 1: "), done.stderr
+    assert "step-4.partial" in errors[0]
+    assert "\n  fix: " in done.stderr
+    assert done.stderr.count("Traceback") == 1  # torchrun's own
+    assert "exitcode  : 1 " in done.stderr
+    assert "step 5/6" not in done.stdout
+    assert [path.parent.name for path in checkpoints.glob("*/manifest.json")] == ["step-2"]
+
+    again = torchrun(tmp_path, *script, "not full", *arguments)
+    assert again.returncode == 0, again.stderr
+    assert f"going on from {checkpoints / 'step-2'}" in again.stdout
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-4", "step-6"]
+
+
+def torchrun(folder, *words):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words]
+    environment = os.environ | {"TRAIN_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+
+
 # ---- refusals, and single processes ----
 
 
