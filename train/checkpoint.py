@@ -217,19 +217,26 @@ def _is_complete(path: Path) -> bool:
 def _commit(partial: Path, final: Path, manifest: dict[str, Any]) -> None:
     files = sorted(path for path in partial.rglob("*") if path.is_file())
     manifest["files"] = {str(path.relative_to(partial)): path.stat().st_size for path in files}
+    for path in files:  # DCP has done so, torch.save has not
+        _sync(path)
+        os.utime(partial)  # the launcher takes files that change for life
+    for folder in (path for path in partial.rglob("*") if path.is_dir()):
+        _sync(folder)
     with open(partial / MANIFEST, "w") as stream:
         json.dump(manifest, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
+    _sync(partial)
     if final.exists():  # a damaged one of the same step: this is its replacement
         shutil.rmtree(final)
     os.rename(partial, final)
-    _sync_folder(final.parent)
+    _sync(final.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """To the disk, a file's content or a folder's names; else a power cut may forget them and keep the rename."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # else a power cut may forget the rename
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)

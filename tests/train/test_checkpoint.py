@@ -1,6 +1,7 @@
 """A checkpoint is complete or it does not exist; the newest complete one is used; nothing good is deleted early."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,35 @@ def test_the_manifest_names_every_file_with_its_size(tmp_path):
     files = json.loads((tmp_path / "step-1" / "manifest.json").read_text())["files"]
     there = {path.name: path.stat().st_size for path in (tmp_path / "step-1").iterdir() if path.name != "manifest.json"}
     assert files == there
+
+
+def test_every_file_and_folder_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+    """fsync and rename are the real ones, noted in their order; the files are torch.save's, which syncs nothing."""
+    done = []
+    fsync, rename = os.fsync, os.rename
+
+    def noted_fsync(descriptor):
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    def noted_rename(source, target):
+        done.append("rename")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+
+    def write(folder):
+        (folder / "state" / "deep").mkdir(parents=True)
+        torch.save(make()[0].state_dict(), folder / "state" / "deep" / "share.pt")
+        (folder / "state" / "latest").write_text("state")
+
+    checkpoint.save(tmp_path, 1, write, {})
+    partial = tmp_path / "step-1.partial"
+    names = ["state/deep/share.pt", "state/latest", "state/deep", "state", "manifest.json", ""]
+    assert set(done[: done.index("rename")]) == {partial / name for name in names}
+    assert done[-2:] == ["rename", tmp_path]
+    assert done.index(partial / "manifest.json") > done.index(partial / "state/deep/share.pt")
 
 
 @pytest.mark.parametrize(
