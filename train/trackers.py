@@ -12,11 +12,21 @@ Tracker = Callable[[int, Mapping[str, float]], None]  # (step, name → number)
 
 
 def open_trackers(run_dir: Path, options: Options, variables: Mapping[str, str] = os.environ) -> list[Tracker]:
-    """One function for each place that numbers are sent to."""
-    trackers = [_tensorboard(run_dir)]
+    """One function for each place that numbers are sent to; a place that cannot be had is told and left out."""
+    places: dict[str, Callable[[], Tracker]] = {"TensorBoard": lambda: _tensorboard(run_dir)}
     if variables.get("WANDB_API_KEY") or variables.get("WANDB_MODE") == "offline":
-        trackers.append(_wandb(run_dir, options, variables))
-    return trackers
+        places["Weights & Biases"] = lambda: _wandb(run_dir, options, variables)
+    opened = [_opened(name, place) for name, place in places.items()]
+    return [tracker for tracker in opened if tracker is not None]
+
+
+def _opened(name: str, place: Callable[[], Tracker]) -> Tracker | None:
+    try:
+        return place()
+    except Exception as error:  # a wrong key, no network, no package: curves are not worth a run
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        print(f"warning: {name} is left out: {reason}; training goes on, all figures are in metrics.jsonl", flush=True)
+        return None
 
 
 def numbers(record: Mapping[str, Any]) -> dict[str, float]:

@@ -1,5 +1,9 @@
 import json
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +106,47 @@ def test_weights_and_biases_keeps_an_offline_run_in_the_runs_folder(tmp_path, mo
 
     wandb.finish()
     assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def warnings(output):
+    return [line for line in output.splitlines() if line.startswith("warning: ")]
+
+
+WRONG_KEY = """
+import pathlib, sys
+sys.path.insert(0, sys.argv[1])
+import metrics, options
+told = metrics.Metrics(pathlib.Path.cwd(), options.Options(global_batch=4), speak=True)
+told.step_done(1)
+told.log(1, 2.0, 1e-3)
+"""
+
+
+@pytest.mark.slow
+def test_a_wrong_key_of_weights_and_biases_is_one_warning_and_the_rest_goes_on(tmp_path):
+    """In a process of its own: wandb keeps the settings of its first run."""
+    pytest.importorskip("wandb")
+    environment = os.environ | {"WANDB_API_KEY": "abc", "WANDB_BASE_URL": "http://127.0.0.1:9"}
+    command = [sys.executable, "-c", WRONG_KEY, Path(metrics.__file__).parent]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    (line,) = warnings(done.stdout)
+    assert "Weights & Biases is left out: " in line
+    assert "key" in line
+    assert "metrics.jsonl" in line
+    assert records(tmp_path)[0]["loss"] == 2.0
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(("package", "name"), [("wandb", "Weights & Biases"), ("tensorboard", "TensorBoard")])
+def test_a_package_that_is_not_installed_is_one_warning_and_the_rest_goes_on(
+    tmp_path, monkeypatch, capsys, package, name
+):
+    for module in [module for module in sys.modules if module.startswith(("torch.utils.tensorboard", package))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)  # to Python: a package that is not there
+    variables = {"WANDB_API_KEY": "0" * 40} if package == "wandb" else {}
+    assert len(open_trackers(tmp_path, OPTIONS, variables)) == len(variables)
+    (line,) = warnings(capsys.readouterr().out)
+    assert f"{name} is left out" in line
+    assert package in line
