@@ -48,6 +48,8 @@ def test_a_killed_process_costs_the_steps_since_the_checkpoint_and_no_more(tmp_p
     script = script_of(tmp_path, name)
     if name == "plain":
         assert runs.train(undisturbed, script, STEPS)[0] == 0
+        kept = (undisturbed / "runs" / "own" / "checkpoints").iterdir()
+        assert sorted(path.name for path in kept) == ["step-40", "step-60"]  # of 20, 40 and 60
     process = runs.start(tmp_path, script, "2000" if name == "trainer" else "4000")
     run = tmp_path / "runs" / "own"
     runs.wait_for(lambda: newest(run) >= 20, "no checkpoint came", seconds=90)
