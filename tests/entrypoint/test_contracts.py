@@ -4,7 +4,6 @@ import re
 import socket
 
 import pytest
-
 import runs
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

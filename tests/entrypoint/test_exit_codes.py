@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 import runs
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

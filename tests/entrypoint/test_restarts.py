@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-
 import runs
+
 from entrypoint.restarts import Decision, Outcome, decide, in_a_row, refusal
 
 

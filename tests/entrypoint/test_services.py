@@ -7,7 +7,6 @@ import time
 import pods
 import psutil
 import pytest
-
 import runs
 
 why_not = pods.missing()
