@@ -12,6 +12,8 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
+BETAS = (0.9, 0.95)  # of AdamW
+
 
 class Problem(Exception):
     """Something a person can put right: one line that quotes what was given, and a fix. Exit code 78."""
