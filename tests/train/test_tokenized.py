@@ -1,6 +1,7 @@
 """Text, JSON lines, conversations and Parquet → the tokens that are trained on, and which of them are learnt."""
 
 import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -243,6 +244,8 @@ def test_a_conversation_is_a_sample_and_its_questions_are_no_targets(tmp_path, l
     inputs, targets = found.validation.rows([0])
     assert tokenizer.decode(targets[targets != -100]) == "is 4<|end|>is 9<|end|>"
     assert inputs[0].tolist()[:3] == tokenizer("<|user|>2 times 2<|end|>").input_ids[:3]
+    assert found.train.inputs(np.array([0, 1, 1])) == 3 * (len(tokenizer.apply_chat_template(CHAT)["input_ids"]) - 1)
+    assert dataclasses.replace(found.train, seq_length=5).inputs(np.array([0, 1])) == 10
     assert found.train.learnt([0, 1]) == 2 * int((targets != -100).sum())
 
 
