@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_check import AUTO, ZERO_FILLS, check
-from options import Problem, ZeroOptions
+from options import BETAS, Options, Problem, ZeroOptions
 
 DEFAULT_STAGE = 2
 
@@ -41,7 +41,7 @@ def make_config(options: ZeroOptions, *, world_size: int, passes: int, bfloat16:
         _agree(config, path, ours, option, file)
     if bfloat16 and sharded:  # a sum of many passes in bf16 loses the small ones
         config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
-    _take_out_optimizer(config, options, file)
+    take_out_optimizer(config, options, file)
     return config
 
 
@@ -115,13 +115,23 @@ def _agree(config: dict[str, Any], path: str, ours: Any, option: str, file: str 
     config[name] = ours
 
 
-def _take_out_optimizer(config: dict[str, Any], options: ZeroOptions, file: str | None) -> None:
-    """Drop the sections `optimizer` and `scheduler`, unless they ask for something else than our own would do."""
-    ours = {"lr": options.lr, "weight_decay": options.weight_decay, "adam_w_mode": True, "torch_adam": True}
+def take_out_optimizer(config: dict[str, Any], options: Options, file: str | None) -> None:
+    """Drop the sections `optimizer` and `scheduler`, unless they ask for something else than our own would do.
+
+    DeepSpeed would make an optimizer of its own, which decays norms and biases too, and a schedule beside ours.
+    """
+    ours = {
+        "lr": options.lr,
+        "betas": list(BETAS),
+        "eps": 1e-8,
+        "weight_decay": options.weight_decay,
+        "adam_w_mode": True,
+        "torch_adam": True,
+    }
     optimizer, scheduler = config.pop("optimizer", {}), config.pop("scheduler", {})
     asked = {
-        **{f"optimizer.params.{name}": (v, ours.get(name, AUTO)) for name, v in optimizer.get("params", {}).items()},
-        **{f"scheduler.params.{name}": (v, AUTO) for name, v in scheduler.get("params", {}).items()},
+        **{f"optimizer.params.{name}": (v, ours.get(name, AUTO)) for name, v in _params(optimizer).items()},
+        **{f"scheduler.params.{name}": (v, AUTO) for name, v in _params(scheduler).items()},
     }
     if str(optimizer.get("type", "AdamW")).lower() not in ("adam", "adamw"):
         asked["optimizer.type"] = (optimizer["type"], "AdamW")
@@ -131,3 +141,7 @@ def _take_out_optimizer(config: dict[str, Any], options: ZeroOptions, file: str 
                 f"{path} is {json.dumps(given)} in {file}, but optimizer and learning rate are this run's own",
                 fix='write "auto" there or leave it out; --lr, --weight-decay, --warmup and --schedule set them',
             )
+
+
+def _params(section: dict[str, Any]) -> dict[str, Any]:
+    return section.get("params") or {}

@@ -9,7 +9,7 @@ from typing import Any
 from options import Problem
 
 BINARY = b"\0"  # occurs in no text file: so git and grep tell binary files
-MESSAGES = "messages"
+MESSAGES, TOOLS = "messages", "tools"
 _BLOCK = 1 << 16  # characters of a text file that are taken at once
 _RECORDS = (".jsonl", ".parquet")
 
@@ -22,6 +22,7 @@ class Piece:
     where: str
     begins: bool = True
     ends: bool = True
+    tools: list[dict[str, Any]] | None = None  # that the assistant of the conversation may call, as JSON schemas
 
 
 def has_records(files: Iterable[Path]) -> bool:
@@ -66,7 +67,8 @@ def _json_lines(path: Path, text_field: str) -> Iterator[Piece]:
             if not isinstance(record, dict):
                 raise Problem(f"{where}: a {type(record).__name__}, not an object", fix="one JSON object a line")
             field = _field(record, text_field, where)
-            yield Piece(_content(record[field], field, where), where)
+            tools = record.get(TOOLS) if field == MESSAGES else None
+            yield Piece(_content(record[field], field, where), where, tools=_tools(tools, where))
 
 
 def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
@@ -76,12 +78,15 @@ def _parquet(path: Path, text_field: str) -> Iterator[Piece]:
         raise Problem(f"--data {path}: pyarrow is not installed", fix="pip install pyarrow, or use .jsonl") from None
     try:
         file = pyarrow.parquet.ParquetFile(path)
-        field, row = _field(file.schema_arrow.names, text_field, str(path)), 0
-        for batch in file.iter_batches(256, columns=[field]):  # of one row group at a time
-            for value in batch.column(0).to_pylist():
+        names, row = file.schema_arrow.names, 0
+        field = _field(names, text_field, str(path))
+        columns = [field, TOOLS] if field == MESSAGES and TOOLS in names else [field]
+        for batch in file.iter_batches(256, columns=columns):  # of one row group at a time
+            for record in batch.to_pylist():
                 row += 1
                 where = f"{path}: row {row}"
-                yield Piece(_content(value, field, where), where)
+                tools = _tools(_without_nulls(record.get(TOOLS)), where)
+                yield Piece(_content(record[field], field, where), where, tools=tools)
     except pyarrow.ArrowInvalid as error:
         raise Problem(f"--data {path}: not a readable Parquet file ({error})", fix="write the file again") from None
 
@@ -105,6 +110,24 @@ def _content(value: object, field: str, where: str) -> str | list[dict[str, Any]
         return [{key: part for key, part in message.items() if part is not None} for message in value]
     wanted = "a list of messages with a role" if field == MESSAGES else "a text"
     raise Problem(f"{where}: {field!r} is not {wanted}: {_short(value)}", fix="correct or remove this record")
+
+
+def _tools(value: object, where: str) -> list[dict[str, Any]] | None:
+    """The tools of a conversation: a list of JSON schemas, or that list as a text, as many data sets have it."""
+    try:
+        found = json.loads(value) if isinstance(value, str) and value.strip() else value or None
+    except ValueError:
+        found = value
+    if not (found is None or (isinstance(found, list) and all(isinstance(tool, dict) for tool in found))):
+        raise Problem(f"{where}: {TOOLS!r} is not a list of JSON schemas: {_short(value)}", fix="correct this record")
+    return found or None
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet has every key of every schema in each of them; a schema is nested, a message is not."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _is_message(item: object) -> bool:

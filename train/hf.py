@@ -71,7 +71,7 @@ class RunTrainer(Trainer):
         self.run, self._first_step = run, first_step
         self.due = Due(validate=False, save=False, stop=False)
         self.finite = True
-        self.decays: list[float] = []  # none: DeepSpeed makes the optimizer that the user's file asks for
+        self.decays: list[float] = []  # of the optimizer's groups
         self.share = torch.zeros((), device=run.process.device)  # of this step's loss
         super().__init__(model, settings, callbacks=[Steps(self)])
         self.remove_callback(PrinterCallback)
@@ -168,7 +168,7 @@ class Steps(TrainerCallback):
         assert isinstance(self.run.options, HfOptions)
         assert_in_force(self.trainer, self.run.options, self.run.process)
         # A checkpoint that was read brings the weight decay of the start that wrote it.
-        for group, decay in zip(self.trainer.optimizer.param_groups, self.trainer.decays, strict=False):
+        for group, decay in zip(self.trainer.optimizer.param_groups, self.trainer.decays, strict=True):
             group["weight_decay"] = decay
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:

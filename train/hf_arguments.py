@@ -3,8 +3,8 @@
 from typing import Any
 
 from deepspeed_check import HF_FILLS, check
-from deepspeed_config import DEFAULT_STAGE, read_config
-from options import HfOptions, Problem
+from deepspeed_config import DEFAULT_STAGE, read_config, take_out_optimizer
+from options import BETAS, HfOptions, Problem
 from process_group import Process
 from run import Run
 from transformers import TrainingArguments
@@ -22,7 +22,7 @@ def arguments(run: Run, options: HfOptions, config: dict[str, Any] | None) -> Tr
         gradient_accumulation_steps=run.passes,
         learning_rate=options.lr,
         weight_decay=options.weight_decay,
-        adam_beta2=0.95,
+        adam_beta2=BETAS[1],
         lr_scheduler_type="constant",
         max_grad_norm=options.clip,
         seed=options.seed,
@@ -50,7 +50,10 @@ def fsdp_config(options: HfOptions) -> dict[str, Any]:
 
 
 def deepspeed_config(options: HfOptions, world_size: int) -> dict[str, Any] | None:
-    """DeepSpeed's configuration for --strategy zero, in which the Trainer fills in what is "auto"."""
+    """DeepSpeed's configuration for --strategy zero, in which the Trainer fills in what is "auto".
+
+    Optimizer and learning rate are not in it: they are the same in all recipes.
+    """
     if options.strategy != "zero":
         return None
     stage = DEFAULT_STAGE if options.zero_stage is None else options.zero_stage
@@ -69,6 +72,7 @@ def deepspeed_config(options: HfOptions, world_size: int) -> dict[str, Any] | No
                 fix="leave one of them out",
             )
         check(config, options.deepspeed_config, fills=HF_FILLS, world_size=world_size)
+        take_out_optimizer(config, options, options.deepspeed_config)
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         config.setdefault(name, "auto")
     config.setdefault("gradient_clipping", "auto")

@@ -15,7 +15,10 @@ from trackers import numbers, open_trackers
 
 
 class Metrics:
-    """Counts what was trained since the last line. Time spent on validation and saving is left out of the speeds."""
+    """Counts what was trained since the last line. Time spent on validation and saving is left out of the speeds.
+
+    Tokens are those that the model reads: of a conversation the questions too, padding not. So are those of MFU.
+    """
 
     def __init__(self, run_dir: Path, options: Options, *, speak: bool) -> None:
         self.validation_loss: float | None = None
@@ -23,7 +26,7 @@ class Metrics:
         self._step_file = os.environ.get("TRAIN_STEP_FILE") if speak else None
         self._began = time.perf_counter()
         self._apart = 0.0
-        self._updates = 0
+        self._updates = self._tokens = 0
         self._skipped_steps = 0
         self._unwritten = False
         self._flops_per_token: float | None = None
@@ -34,9 +37,10 @@ class Metrics:
         """FLOPs for one token, and FLOP/s of all processes' GPUs together; None where either is not known."""
         self._flops_per_token, self._peak = per_token, peak
 
-    def step_done(self, step: int) -> None:
-        """One more optimizer update; the step file says "alive, and this far"."""
+    def step_done(self, step: int, tokens: int) -> None:
+        """One more optimizer update, with these tokens of all processes; the step file says "alive, and this far"."""
         self._updates += 1
+        self._tokens += tokens
         if self._step_file:
             with self._surviving():
                 Path(self._step_file).write_text(f"{step}\n")
@@ -54,25 +58,27 @@ class Metrics:
         options = self._options
         seconds = time.perf_counter() - self._began - self._apart
         samples_per_second = self._updates * options.global_batch / seconds if seconds > 0 else 0.0
+        tokens_per_second = self._tokens / seconds if seconds > 0 else 0.0
         eta = (options.steps - step) * options.global_batch / samples_per_second if samples_per_second else None
         record = {
             "step": step,
             "steps": options.steps,
             "loss": loss if math.isfinite(loss) else None,  # JSON has no nan
             "lr": lr,
-            "tokens_per_second": round(samples_per_second * options.seq_length, 1),
+            "tokens_per_second": round(tokens_per_second, 1),
             "samples_per_second": round(samples_per_second, 2),
             "eta_seconds": None if eta is None else round(eta, 1),
         }
         if self._flops_per_token and self._peak:
-            record["mfu"] = round(samples_per_second * options.seq_length * self._flops_per_token / self._peak, 4)
+            record["mfu"] = round(tokens_per_second * self._flops_per_token / self._peak, 4)
         if torch.cuda.is_available():
             record["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         if self._skipped_steps:
             record["skipped_steps"] = self._skipped_steps
         self._write("metrics.jsonl", record)
         self.say(_line(record))
-        self._began, self._apart, self._updates = time.perf_counter(), 0.0, 0
+        self._began, self._apart = time.perf_counter(), 0.0
+        self._updates = self._tokens = 0
 
     def log_validation(self, step: int, loss: float) -> None:
         self.validation_loss = loss

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from options import Options, Problem
+from options import BETAS, Options, Problem
 from torch import nn
 from torch.optim import Optimizer
 
@@ -17,7 +17,7 @@ def make_optimizer(model: nn.Module, options: Options) -> Optimizer:
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, fused=True)
 
 
 def refuse_unused(model: nn.Module) -> None:

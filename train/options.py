@@ -12,6 +12,8 @@ from typing import Any, ClassVar, TypeVar
 
 import click
 
+BETAS = (0.9, 0.95)  # of AdamW
+
 
 class Problem(Exception):
     """Something a person can put right: one line that quotes what was given, and a fix. Exit code 78."""
@@ -120,7 +122,9 @@ class Options:
     )
     save_every: Interval = _option(Interval(seconds=1800), _Interval(), "steps or time between checkpoints: 500, 30m")
     keep: int = _option(2, _COUNT, "complete checkpoints to keep")
-    eval_every: int = _option(100, _COUNT, "steps between validations; there is always one at the end")
+    eval_every: int = _option(
+        100, _COUNT, "steps between validations, on the first 128 samples held out; there is always one at the end"
+    )
     log_every: int = _option(10, _COUNT, "steps between log lines")
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import checkpoint
 import flops
+import numpy as np
 import pretrained
 import process_group
 import samples
@@ -124,13 +125,17 @@ class Run:
     def batch(self, step: int) -> Batch:
         """The global batch of a step, of which this rank takes every world-size-th sample."""
         train, options = self.samples.train, self.options
-        together = samples_of_step(options.seed, step, options.global_batch, len(train))
+        together = self._together(step)
         inputs, targets = train.rows(together[self.process.rank :: self.process.world_size])
         # Dropout, too, is a function of seed, step and rank: a resume needs no state of a random generator.
         seed_all(hash((options.seed, step, self.process.rank)), self.process.device)
         # At least 1: of conversations that are cut before an answer, a whole batch may teach nothing.
         learnt = max(1, train.learnt(together))
         return Batch(inputs.to(self.process.device), targets.to(self.process.device), learnt)
+
+    def _together(self, step: int) -> np.ndarray:
+        options = self.options
+        return samples_of_step(options.seed, step, options.global_batch, len(self.samples.train))
 
     def rate(self, step: int) -> float:
         return learning_rate(self.options, step)
@@ -150,7 +155,7 @@ class Run:
 
         `loss` is this rank's share of the global mean; only a step that is logged waits for it.
         """
-        self.metrics.step_done(step)
+        self.metrics.step_done(step, self.samples.train.inputs(self._together(step - 1)))
         self._count_skipped(step, finite)
         last = step == self.options.steps
         if self._travel is None:

@@ -46,6 +46,13 @@ class Split:
         """How many conversations do not fit into a sample."""
         return 0 if self.starts is None else int((np.diff(self.starts) > self.seq_length + 1).sum())
 
+    def inputs(self, indices: np.ndarray) -> int:
+        """How many tokens the model reads of these samples (n,); padding is none."""
+        if self.starts is None:
+            return len(indices) * self.seq_length
+        lengths = self.starts[indices + 1] - self.starts[indices]
+        return int((np.minimum(lengths, self.seq_length + 1) - 1).sum())
+
     def learnt(self, indices: Iterable[int]) -> int:
         """How many targets these samples have."""
         if self.learn is None and self.starts is None:

@@ -280,7 +280,9 @@ def test_the_recipe_hf_looks_at_a_file_in_the_same_way(tmp_path):
 
     for path in TEMPLATES:
         if path.stem.startswith("hf"):
-            assert read(path.read_text()) == json.loads(path.read_text())
+            written = json.loads(path.read_text())
+            written.pop("optimizer", None)  # the recipe's own
+            assert read(path.read_text()) == written
     for content, quoted in (
         ({"bf16": {"enabled": "auto"}}, "stage is missing"),
         ({"zero_optimization": {"stage": 2, "offload_param": CPU}}, "offload_param"),

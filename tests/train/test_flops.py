@@ -22,6 +22,8 @@ from model import SIZES, Decoder  # noqa: E402
         ("NVIDIA GeForce RTX 4090", None),
         ("Tesla V100-SXM2-32GB", None),
         ("NVIDIA B300 SXM6 AC", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", None),
     ],
 )
 def test_a_card_has_the_peak_of_its_data_sheet_or_none(card, tflops):

@@ -58,7 +58,25 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, text, llama, with_unused):
+def by_file(tmp_path_factory):
+    """stage → options with a file that has an optimizer and a scheduler, as files for scripts with the Trainer do."""
+    folder = tmp_path_factory.mktemp("files")
+    params = {
+        "optimizer": ("lr", "betas", "eps", "weight_decay"),
+        "scheduler": ("warmup_min_lr", "warmup_max_lr", "warmup_num_steps"),
+    }
+    types = {"optimizer": "AdamW", "scheduler": "WarmupLR"}
+    sections = {name: {"type": types[name], "params": dict.fromkeys(params[name], "auto")} for name in params}
+    found = {}
+    for stage in (0, 2, 3):
+        path = folder / f"{stage}.json"
+        path.write_text(json.dumps({"zero_optimization": {"stage": stage}, **sections}))
+        found[stage] = ("--strategy", "zero", "--deepspeed-config", str(path))
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, text, llama, with_unused, by_file):
     """All the runs that the tests look at, at two processes and then at one; the second launch goes on with some."""
     folder = tmp_path_factory.mktemp("runs")
 
@@ -75,6 +93,8 @@ def runs(tmp_path_factory, text, llama, with_unused):
         asked("hf uneven", *PASSES, uneven=True),
         asked("hf uneven, zero 2", *zero(2), *PASSES, uneven=True),
         *(asked(f"zero {stage}", *zero(stage), *PASSES, *SAVING) for stage in (0, 1, 2, 3)),
+        *(asked(f"zero {stage} by file", *more, *PASSES) for stage, more in by_file.items()),
+        asked("poisoned zero 0 by file", *by_file[0], poisoned_step=5),
         *(asked(f"poisoned {name}", *more, poisoned_step=5) for name, more in POISONED.items()),
         asked("hf", *SAVING, forget="step-20"),
         asked("zero 2", *zero(2), *PASSES, *SAVING, forget="step-20"),
@@ -147,6 +167,7 @@ def difference(run, other):
         "hf passes",
         "hf, activation checkpointing",
         *(f"zero {stage}" for stage in (0, 1, 2, 3)),
+        *(f"zero {stage} by file" for stage in (0, 2, 3)),
         "one process",
         "one process, zero 2",
     ],
@@ -227,7 +248,7 @@ def test_what_would_not_be_what_was_asked_for_is_refused(runs, name, said):
     assert said in outcomes[name]
 
 
-@pytest.mark.parametrize("name", POISONED)
+@pytest.mark.parametrize("name", [*POISONED, "zero 0 by file"])
 def test_a_step_that_is_not_finite_is_skipped_by_all_ranks_and_counted(runs, name):
     folder, outcomes, _ = runs
     found = records(folder / f"poisoned {name}")

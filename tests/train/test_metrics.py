@@ -13,6 +13,7 @@ from options import Options  # noqa: E402
 from trackers import numbers, open_trackers  # noqa: E402
 
 OPTIONS = Options(steps=100, global_batch=4, seq_length=32)
+TOKENS = 4 * 32  # of a step
 
 
 def records(folder, name="metrics.jsonl"):
@@ -24,7 +25,7 @@ def test_speeds_leave_out_what_is_not_training(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
     for step in range(1, 11):
-        told.step_done(step)
+        told.step_done(step, TOKENS)
         now[0] += 0.1
     with told.apart():
         now[0] += 1000
@@ -33,9 +34,24 @@ def test_speeds_leave_out_what_is_not_training(tmp_path, monkeypatch):
     assert (record["samples_per_second"], record["tokens_per_second"], record["eta_seconds"]) == (40, 1280, 9)
 
 
+def test_padding_is_not_counted_as_tokens(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
+    told.set_flops(1e9, 1e12)
+    for step, tokens in ((1, 20), (2, 30), (3, 40)):
+        told.step_done(step, tokens)
+        now[0] += 0.5
+        if step > 1:
+            told.log(step, 2.5, 1e-3)
+    first, second = records(tmp_path)
+    assert (first["tokens_per_second"], first["samples_per_second"], first["mfu"]) == (50, 8, 0.05)
+    assert (second["tokens_per_second"], second["samples_per_second"], second["mfu"]) == (80, 8, 0.08)
+
+
 def test_a_loss_that_is_no_number_is_null_and_the_file_stays_json(tmp_path, capsys):
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
-    told.step_done(1)
+    told.step_done(1, TOKENS)
     told.skipped(1)
     told.log(1, float("nan"), 1e-3)
     assert records(tmp_path)[0]["loss"] is None
@@ -48,7 +64,7 @@ def test_a_full_volume_loses_figures_and_not_the_training(tmp_path, monkeypatch,
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
     for step in (1, 2):
-        told.step_done(step)
+        told.step_done(step, TOKENS)
         told.log(step, 2.0, 1e-3)
     output = capsys.readouterr().out
     assert output.count("No space left on device; training goes on") == 1
@@ -58,7 +74,7 @@ def test_a_full_volume_loses_figures_and_not_the_training(tmp_path, monkeypatch,
 def test_mfu_is_told_where_card_and_model_are_known(tmp_path, capsys):
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
     told.set_flops(1e9, 1e15)
-    told.step_done(1)
+    told.step_done(1, TOKENS)
     time.sleep(0.01)
     told.log(1, 2.0, 1e-3)
     record = records(tmp_path)[0]
@@ -68,7 +84,7 @@ def test_mfu_is_told_where_card_and_model_are_known(tmp_path, capsys):
 
 def test_other_ranks_write_and_say_nothing(tmp_path, capsys):
     told = metrics.Metrics(tmp_path, OPTIONS, speak=False)
-    told.step_done(1)
+    told.step_done(1, TOKENS)
     told.log(1, 2.0, 1e-3)
     told.log_validation(1, 2.0)
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +96,7 @@ def test_tensorboard_gets_every_number(tmp_path):
 
     told = metrics.Metrics(tmp_path, OPTIONS, speak=True)
     for step in (1, 2):
-        told.step_done(step)
+        told.step_done(step, TOKENS)
         told.log(step, 3.0 - step, 1e-3)
     told.log_validation(2, 1.5)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

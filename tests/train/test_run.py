@@ -1,6 +1,7 @@
 """What goes around a step, in one process."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -43,3 +44,12 @@ def test_conversations_that_do_not_fit_are_counted_aloud(run, capsys):
     run.samples = dataclasses.replace(run.samples, train=train)
     run.describe(build_model(run.options, 256))
     assert "2 of 4 conversations are longer than --seq-length 32" in capsys.readouterr().out
+
+
+def test_the_speed_is_that_of_the_tokens_of_conversations_without_padding(run):
+    train = dataclasses.replace(run.samples.train, starts=np.arange(0, 1800, 18), learn=np.ones(1800, np.uint8))
+    run.samples = dataclasses.replace(run.samples, train=train)
+    run.batch(9)
+    run.step_done(10, torch.zeros(()))
+    record = json.loads((run.directory / "metrics.jsonl").read_text())
+    assert record["tokens_per_second"] / record["samples_per_second"] == pytest.approx(17, rel=0.01)

@@ -1,6 +1,7 @@
 """Text, JSON lines, conversations and Parquet → the tokens that are trained on, and which of them are learnt."""
 
 import copy
+import dataclasses
 import json
 import re
 import subprocess
@@ -123,11 +124,11 @@ FORGETFUL = (
 )
 
 
-def learnt_texts(tokenizer, template, messages, monkeypatch):
+def learnt_texts(tokenizer, template, messages, monkeypatch, tools=None):
     """Of each sample: its whole text, and the runs of it that are learnt."""
     monkeypatch.setattr(tokenizer, "chat_template", template)
     found = []
-    for ids, learn in chat.tokenize(tokenizer, documents.Piece(messages, "a.jsonl:1")):
+    for ids, learn in chat.tokenize(tokenizer, documents.Piece(messages, "a.jsonl:1", tools=tools)):
         assert len(ids) == len(learn)
         runs, before = [], 0
         for token, learnt in zip(ids, learn, strict=True):
@@ -147,6 +148,62 @@ def test_only_the_answers_are_learnt_with_the_token_that_ends_them(tokenizer, mo
             ["is 4<|end|>", "is 9<|end|>"],
         )
     ]
+
+
+BOS = "<|system|>{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+
+
+@pytest.mark.parametrize("template", [None, BOS + PROMPT, FORGETFUL])
+def test_the_header_of_an_answer_that_comes_first_is_not_learnt(tokenizer, monkeypatch, template):
+    chat = [{"role": "assistant", "content": "how can I help"}, *CHAT[:2]]
+    found = learnt_texts(tokenizer, template or tokenizer.chat_template, chat, monkeypatch)
+    first = "(thinking) how can I help<|end|>" if template == FORGETFUL else "how can I help<|end|>"
+    assert found[0][1][0] == first
+    assert found[-1][1][-1].endswith("is 4<|end|>")
+
+
+def test_a_header_that_is_not_that_of_the_prompt_is_told_of_the_first_answer_too(tokenizer, monkeypatch):
+    with pytest.raises(Problem, match="does not begin an answer as it begins the prompt"):
+        learnt_texts(tokenizer, BOS + PROMPT.replace("|>", "|>(think)"), CHAT[1:], monkeypatch)
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": "multiply", "parameters": {"type": "object", "required": ["a", "b"]}}},
+    {"type": "function", "function": {"name": "now", "description": "the time"}},
+]
+NAMES = "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }} {% endfor %}<|end|>{% endif %}"
+
+
+@pytest.mark.parametrize("rest", ["GENERATION", "FORGETFUL", None])
+def test_the_tools_of_a_conversation_are_shown_and_not_learnt(tokenizer, monkeypatch, rest):
+    template = NAMES + (globals()[rest] if rest else tokenizer.chat_template)
+    plain = learnt_texts(tokenizer, template, CHAT, monkeypatch)
+    found = learnt_texts(tokenizer, template, CHAT, monkeypatch, tools=TOOLS)
+    shown = f"<|system|>{''.join(json.dumps(tool) + ' ' for tool in TOOLS)}<|end|>"
+    assert found == [(shown + text, learnt) for text, learnt in plain]
+
+
+@pytest.mark.parametrize("write", [write_lines, write_parquet])
+@pytest.mark.parametrize("form", [list, json.dumps])
+def test_tools_are_read_as_a_list_or_as_its_json(tmp_path, write, form):
+    path = tmp_path / ("a.jsonl" if write is write_lines else "a.parquet")
+    rows = [{"messages": CHAT, "tools": form(TOOLS)}, {"messages": CHAT, "tools": form([])}, {"messages": CHAT}]
+    write(path, rows)
+    assert [piece.tools for piece in documents.read_pieces([path], "text")] == [TOOLS, None, None]
+
+
+def test_tools_that_the_template_does_not_show_are_refused(tmp_path, llama):
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT}, {"messages": CHAT, "tools": TOOLS}])
+    with pytest.raises(Problem, match=r"a\.jsonl:2: 2 tools, which the chat template does not show"):
+        prepared(tmp_path / "data", path, model=str(llama))
+
+
+@pytest.mark.parametrize("tools", ["multiply", 1, ["multiply"], {"name": "multiply"}])
+def test_tools_that_are_no_schemas_are_told(tmp_path, tools):
+    path = write_lines(tmp_path / "a.jsonl", [{"messages": CHAT, "tools": tools}])
+    with pytest.raises(Problem, match=r"a\.jsonl:1: 'tools' is not a list of JSON schemas"):
+        list(documents.read_pieces([Path(path)], "text"))
 
 
 def test_each_answer_is_a_sample_where_the_template_rewrites_earlier_turns(tokenizer, monkeypatch):
@@ -187,6 +244,8 @@ def test_a_conversation_is_a_sample_and_its_questions_are_no_targets(tmp_path, l
     inputs, targets = found.validation.rows([0])
     assert tokenizer.decode(targets[targets != -100]) == "is 4<|end|>is 9<|end|>"
     assert inputs[0].tolist()[:3] == tokenizer("<|user|>2 times 2<|end|>").input_ids[:3]
+    assert found.train.inputs(np.array([0, 1, 1])) == 3 * (len(tokenizer.apply_chat_template(CHAT)["input_ids"]) - 1)
+    assert dataclasses.replace(found.train, seq_length=5).inputs(np.array([0, 1])) == 10
     assert found.train.learnt([0, 1]) == 2 * int((targets != -100).sum())
 
 
