@@ -49,6 +49,9 @@ def test_a_training_that_ended_well_is_not_started_again_and_a_service_is(pod):
     """Supervisor#212"""
     with pod.up(TRAIN_SCRIPT=str(pod.volume / "own.py"), TRAIN_ARGS="steps=3", TRAIN_ON_EXIT="stay"):
         pod.wait_for("this container stays")
+        # Before it has lived ten seconds a restart is a try to start, of which only the last is told.
+        notes = pod.volume / "runs/own/services.json"
+        runs.wait_for(lambda: notes.exists() and runs.read(notes)[0]["state"] == "running", "sshd is not steady")
         pod.processes("sshd -D")[0].kill()
         pod.wait_for("sshd ended and is started again")
         runs.wait_for(lambda: pod.said().count("Server listening on 0.0.0.0") == 2, "sshd did not come back")

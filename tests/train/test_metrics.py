@@ -133,7 +133,7 @@ import pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import metrics, options
 told = metrics.Metrics(pathlib.Path.cwd(), options.Options(global_batch=4), speak=True)
-told.step_done(1)
+told.step_done(1, 8)
 told.log(1, 2.0, 1e-3)
 """
 
