@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 
 from options import Problem
@@ -26,19 +27,15 @@ def load(process: Process) -> ModuleType:
     return deepspeed
 
 
-def refuse_without_ops(names: list[str]) -> list[str]:
-    """Those of DeepSpeed's ops that it will compile first, which takes minutes.
-
-    Raises Problem where one is neither in the wheel nor can be compiled: DeepSpeed would end in a traceback
-    (DeepSpeed#2503).
-    """
+def refuse_without_ops(names: list[str], say: Callable[[str], None]) -> None:
+    """Problem where one of DeepSpeed's ops is neither in the wheel nor can be compiled: it would end in a traceback
+    (DeepSpeed#2503). What it will compile is told: that takes minutes."""
     from deepspeed.accelerator import get_accelerator
     from deepspeed.git_version_info import accelerator_name, installed_ops
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
     prebuilt = installed_ops if accelerator_name == get_accelerator().device_name() else {}
-    compiled = [name for name in names if not prebuilt.get(name)]
-    for name in compiled:
+    for name in (name for name in names if not prebuilt.get(name)):
         missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if not shutil.which(tool)]
         if not missing and name == "async_io" and not ALL_OPS[name].is_compatible():
             missing = ["libaio with its headers"]
@@ -48,7 +45,7 @@ def refuse_without_ops(names: list[str]) -> list[str]:
                 f"{where} wants DeepSpeed's op {name}: not prebuilt here, and there is no {' and no '.join(missing)}",
                 fix=f"use an image that has the op, install {' and '.join(missing)}, or do without this offload",
             )
-    return compiled
+        say(f"DeepSpeed's op {name} is not prebuilt here: it is compiled first, which takes minutes")
 
 
 def cpu_adam(optimizer: Optimizer) -> Optimizer:

@@ -47,8 +47,7 @@ def train(run: Run) -> int:
     run.describe(model)
     if config:
         deepspeed_setup.load(process)
-        for op in deepspeed_setup.refuse_without_ops(wanted_ops(config)):
-            run.metrics.say(f"DeepSpeed's op {op} is not prebuilt here: it is compiled first, which takes minutes")
+        deepspeed_setup.refuse_without_ops(wanted_ops(config), run.metrics.say)
     trainer = RunTrainer(model, run, arguments(run, options, config), first_step=step)
 
     # 3) Step by step.

@@ -117,8 +117,7 @@ def refuse_other_form(run: Run, bound: dict[str, Any]) -> None:
 def start_engine(model: nn.Module, config: dict[str, Any], run: Run) -> "DeepSpeedEngine":
     """The model and our own AdamW under DeepSpeed, in the process group that is there."""
     deepspeed = deepspeed_setup.load(run.process)
-    for op in deepspeed_setup.refuse_without_ops(wanted_ops(config)):
-        run.metrics.say(f"DeepSpeed's op {op} is not prebuilt here: it is compiled first, which takes minutes")
+    deepspeed_setup.refuse_without_ops(wanted_ops(config), run.metrics.say)
     optimizer = make_optimizer(model, run.options)
     if offloads(config):
         optimizer = deepspeed_setup.cpu_adam(optimizer)
